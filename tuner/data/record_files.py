@@ -1,0 +1,300 @@
+"""What a set of MindRecord files holds, read from their headers and indexes alone.
+
+A MindRecord file starts with a little-endian uint64, the size of the JSON header that follows; the
+rows stand behind it in pages. Beside it lies `<name>.db`, an SQLite index with one line per row:
+where the row is, and the values of the scalar fields chosen as index columns. Both are enough to
+say what is in the files and whether they are whole, in milliseconds and without MindSpore.
+
+Source: MindSpore 2.10 file writer, checked against MindDataset in tests/data/test_mindrecord.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tuner.errors import BadInputError
+
+DESCRIPTION_KEY = "varseq"
+MAX_HEADER_BYTES = 128 << 20  # MindSpore's own limit for set_header_size
+INDEX_ROWS_PER_READ = 10_000
+# Rows of equal shape can differ in their values only; a few blocks of the payload tell them apart.
+SAMPLED_BLOCKS = 32
+SAMPLED_BLOCK_BYTES = 4096
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MindRecordSet:
+    """One or several MindRecord files read as one table; row `i` means the same everywhere."""
+
+    path: str
+    """As the user gave it; several paths are joined by commas."""
+    files: tuple[Path, ...]
+    """The shards in order: rows of the first file come first."""
+    num_samples: int
+    rows_per_file: tuple[int, ...]
+    columns: Mapping[str, str]
+    """Column name -> MindRecord type: int32, int64, float32, float64, string or bytes."""
+    blob_columns: tuple[str, ...]
+    """Columns that hold arrays or bytes, in the order in which a row stores them."""
+    index_columns: tuple[str, ...]
+    """Scalar columns whose values stand in the index."""
+    description: Mapping[str, Any]
+    """What `varseq-data prepare` noted (vocab_size, tokenizer, ...); empty for other files."""
+    fingerprint: str
+    """sha256 over schema, index and a sample of the payload. File names are not part of it."""
+
+
+def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
+    """Open MindRecord files for reading and check that they are whole.
+
+    Args:
+        path: A file; the common name of a sharded set (`data.mindrecord` for `data.mindrecord0`,
+            `data.mindrecord1`, ...); one shard, which then means exactly that shard; a glob
+            pattern; a folder; or a list of these.
+
+    Raises:
+        BadInputError: If nothing is there, an index or a shard is missing, a file is not
+            MindRecord, is cut off or was renamed, or the files do not belong together.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    if not paths:
+        raise BadInputError("no MindRecord file given", fix="name at least one")
+    files = tuple(file for one in paths for file in _find_files(os.fspath(one)))
+    headers = [_read_header(file) for file in files]
+    schema = _schema_of(headers[0], files[0])
+    for file, header in zip(files, headers, strict=True):
+        if _schema_of(header, file)["schema"] != schema["schema"]:
+            raise BadInputError(
+                f"{file} and {files[0]} have different columns",
+                fix="name only files that were written together",
+            )
+    digest = hashlib.sha256()
+    index_columns = tuple(field["index_field"] for field in headers[0].get("index_fields") or ())
+    rows_per_file = tuple(
+        _check_and_digest(file, header, index_columns, digest)
+        for file, header in zip(files, headers, strict=True)
+    )
+    return MindRecordSet(
+        path=", ".join(os.fspath(one) for one in paths),
+        files=files,
+        num_samples=sum(rows_per_file),
+        rows_per_file=rows_per_file,
+        columns={name: field["type"] for name, field in schema["schema"].items()},
+        blob_columns=tuple(schema.get("blob_fields") or ()),
+        index_columns=index_columns,
+        description=_parse_description(schema.get("desc")),
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def require_columns(dataset: MindRecordSet, columns: Sequence[str]) -> None:
+    """Check that the columns are there.
+
+    Raises:
+        BadInputError: Naming the missing column and the columns there are, nearest first.
+    """
+    for column in columns:
+        if column not in dataset.columns:
+            near = difflib.get_close_matches(column, dataset.columns, n=len(dataset.columns))
+            names = near + [name for name in sorted(dataset.columns) if name not in near]
+            raise BadInputError(
+                f"{dataset.path} has no column '{column}'",
+                fix=f"its columns are: {', '.join(names)}",
+            )
+
+
+def read_index_column(dataset: MindRecordSet, column: str) -> Iterator[Any]:
+    """Yield an index column's value of every row, in row order, without reading the rows."""
+    field_index = dataset.index_columns.index(column)
+    for file in dataset.files:
+        with closing(_open_index(file)) as connection:
+            query = f'SELECT "{column}_{field_index}" FROM INDEXES ORDER BY ROW_ID'
+            for (value,) in connection.execute(query):
+                yield value
+
+
+def index_path(file: Path) -> Path:
+    """The index that belongs to a MindRecord file."""
+    return file.with_name(file.name + ".db")
+
+
+def _find_files(path: str) -> list[Path]:
+    if os.path.isdir(path):
+        return _find_in_folder(Path(path))
+    if os.path.exists(path):
+        return [Path(path)]
+    shards = find_shards(Path(path))
+    if shards:
+        return shards
+    matches = [Path(match) for match in glob.glob(path) if not match.endswith(".db")]
+    if matches:
+        return sorted(matches, key=_natural_order)
+    raise BadInputError(f"no such MindRecord file: {path}", fix="check the path")
+
+
+def find_shards(path: Path) -> list[Path]:
+    """The files `data.mindrecord0`, `data.mindrecord1`, ... that were written as one set.
+
+    Raises:
+        BadInputError: If the set has lost one of them.
+    """
+    pattern = re.compile(re.escape(path.name) + r"\d+")
+    candidates = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    for candidate in sorted(file for file in candidates if pattern.fullmatch(file.name)):
+        names = _names_in_set(candidate)
+        # `data.mindrecord2` may also be a file of its own that happens to end in a digit.
+        if len(names) < 2 or candidate.name not in names:
+            continue
+        lost = [name for name in names if not path.with_name(name).exists()]
+        if lost:
+            raise BadInputError(
+                f"{path}: the shard {lost[0]} is missing",
+                fix="put it back, or name the shards that you want one by one",
+            )
+        return [path.with_name(name) for name in names]
+    return []
+
+
+def _names_in_set(file: Path) -> list[str]:
+    try:
+        return [Path(name).name for name in _read_header(file).get("shard_addresses") or ()]
+    except BadInputError:
+        return []
+
+
+def _find_in_folder(folder: Path) -> list[Path]:
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.is_file()
+        and not file.name.startswith(".")
+        and file.suffix != ".db"
+        and (index_path(file).exists() or ".mindrecord" in file.name)
+    ]
+    if not files:
+        raise BadInputError(
+            f"no MindRecord file in the folder {folder}",
+            fix="name a file that `varseq-data prepare` wrote, with its .db index beside it",
+        )
+    return sorted(files, key=_natural_order)
+
+
+def _natural_order(file: Path) -> list[tuple[int, str]]:
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", file.name)]
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            text = stream.read(header_bytes) if header_bytes <= MAX_HEADER_BYTES else b""
+        header = json.loads(text)
+        if "schema" in header and "page_size" in header and "header_size" in header:
+            return dict(header)
+    except OSError as error:
+        raise BadInputError(f"cannot read {file}: {error.strerror}", fix="check it") from error
+    except (ValueError, TypeError):
+        pass
+    reason = "is empty" if file.stat().st_size == 0 else "is not a MindRecord file"
+    raise BadInputError(f"{file} {reason}", fix="make one with `varseq-data prepare`")
+
+
+def _schema_of(header: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    try:
+        schema = dict(header["schema"][0])
+        if all("type" in field for field in schema["schema"].values()):
+            return schema
+    except (IndexError, KeyError, TypeError, AttributeError):
+        pass
+    raise BadInputError(f"the header of {file} has no columns", fix="write the file again")
+
+
+def _parse_description(text: object) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text) if isinstance(text, str) else {}
+    except ValueError:
+        return {}
+    ours = parsed.get(DESCRIPTION_KEY) if isinstance(parsed, dict) else None
+    return dict(ours) if isinstance(ours, dict) else {}
+
+
+def _open_index(file: Path) -> sqlite3.Connection:
+    index = index_path(file)
+    if not index.exists():
+        raise BadInputError(
+            f"the index {index} is missing", fix="move a MindRecord file and its .db together"
+        )
+    # immutable: no lock file, so that a read-only folder and several ranks at once are fine.
+    return sqlite3.connect(f"file:{quote(str(index.absolute()))}?mode=ro&immutable=1", uri=True)
+
+
+def _check_and_digest(
+    file: Path, header: Mapping[str, Any], index_columns: Sequence[str], digest: hashlib._Hash
+) -> int:
+    """Check one file against its index, add its content to the digest, return its rows."""
+    fields = [f'"{name}_{position}"' for position, name in enumerate(index_columns)]
+    places = ["PAGE_ID_RAW", "PAGE_OFFSET_RAW_END", "PAGE_ID_BLOB", "PAGE_OFFSET_BLOB_END"]
+    schema = _schema_of(header, file)
+    digest.update(json.dumps([schema, header["page_size"]], sort_keys=True).encode())
+    num_rows = end = 0
+    try:
+        with closing(_open_index(file)) as connection:
+            (name,) = connection.execute("SELECT NAME FROM SHARD_NAME").fetchone()
+            query = f"SELECT {', '.join(places + fields)} FROM INDEXES ORDER BY ROW_ID"
+            cursor = connection.execute(query)
+            while rows := cursor.fetchmany(INDEX_ROWS_PER_READ):
+                digest.update(repr(rows).encode())
+                num_rows += len(rows)
+                end = max(end, max(_end_of_row(row, header) for row in rows))
+    except (sqlite3.Error, TypeError) as error:
+        raise BadInputError(
+            f"{index_path(file)} is not the index of a MindRecord file ({error})",
+            fix="copy the file and its .db again, or write them again",
+        ) from error
+    _check_name_and_size(file, str(name), end)
+    _digest_payload(file, int(header["header_size"]), end, digest)
+    return num_rows
+
+
+def _end_of_row(row: Sequence[Any], header: Mapping[str, Any]) -> int:
+    raw_page, raw_end, blob_page, blob_end = row[:4]
+    page_bytes = int(header["page_size"])
+    ends = (raw_page * page_bytes + raw_end, blob_page * page_bytes + blob_end)
+    return int(header["header_size"]) + int(max(ends))
+
+
+def _check_name_and_size(file: Path, name_in_index: str, end: int) -> None:
+    # MindSpore refuses to read a file under another name than it was written with.
+    if name_in_index != file.name:
+        raise BadInputError(
+            f"{file} was written as {name_in_index} and does not open under another name",
+            fix="rename it and its .db back",
+        )
+    size = file.stat().st_size
+    if size < end:
+        raise BadInputError(
+            f"{file} is cut off: {size} bytes, its index points to byte {end}",
+            fix="copy it again or write it again",
+        )
+
+
+def _digest_payload(file: Path, start: int, end: int, digest: hashlib._Hash) -> None:
+    step = max(SAMPLED_BLOCK_BYTES, (end - start) // SAMPLED_BLOCKS)
+    with file.open("rb") as stream:
+        for offset in range(start, end, step):
+            stream.seek(offset)
+            digest.update(stream.read(min(SAMPLED_BLOCK_BYTES, end - offset)))
