@@ -1,0 +1,42 @@
+"""`bucketed`: rows of like length together, padded to the boundary of their bucket.
+
+A row goes to the first boundary >= its length and is padded to exactly that boundary. (MindSpore's
+bucket_batch_by_length is half open instead and pads to boundary - 1.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tuner.batching.boundaries import solve_least_padding
+from tuner.batching.grouping import Grouping, IntArray, fill_buckets
+from tuner.config.schema import BatchingConfig
+
+
+def choose_boundaries(tokens: IntArray, batching: BatchingConfig) -> tuple[int, ...]:
+    """The config's boundaries, or those of least padding with at most num_buckets buckets.
+
+    Args:
+        tokens: int64 [M], lengths in tokens, >= 1.
+        batching: Boundaries, or the number of buckets and the alignment to solve for.
+    """
+    if batching.boundaries:
+        return batching.boundaries
+    return solve_least_padding(tokens, batching.align, batching.num_buckets).best(
+        batching.num_buckets
+    )
+
+
+def group_bucketed(
+    tokens: IntArray, batching: BatchingConfig, rng: np.random.Generator, world_size: int
+) -> Grouping:
+    """Batches inside buckets.
+
+    Args:
+        tokens: int64 [M], lengths in tokens, >= 1, none over the last boundary.
+        batching: Boundaries and batch sizes.
+        rng: Source of the order.
+        world_size: Ranks, >= 1.
+    """
+    boundaries = np.array(choose_boundaries(tokens, batching))
+    return fill_buckets(tokens, boundaries, batching, rng, world_size)

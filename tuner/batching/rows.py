@@ -1,0 +1,82 @@
+"""Which rows take part in a plan, and how long they are there.
+
+Empty rows are left out. Rows over the limit are cut to it, left out or refused, by the overflow
+rule. Nothing vanishes silently: every row left out is counted under its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.config.schema import DataConfig
+from tuner.errors import BadInputError
+
+EMPTY = "empty"
+OVER_LONG = "over_long"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmittedRows:
+    """Rows that are batched.
+
+    Attributes:
+        row_indices: int64 [M], rows of the data set, rising.
+        tokens: int64 [M], length of each in tokens after truncation, >= 1.
+        num_truncated: Rows of these that were cut.
+        dropped: Reason -> number of rows left out; reasons `empty` and `over_long`.
+    """
+
+    row_indices: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    num_truncated: int
+    dropped: Mapping[str, int]
+
+
+def admit_rows(tokens: NDArray[np.int32], data: DataConfig, limit: int | None) -> AdmittedRows:
+    """Apply the overflow rule.
+
+    Args:
+        tokens: int [N], length of every row of the set in tokens, >= 0.
+        data: Gives the overflow rule.
+        limit: Longest admitted length in tokens, inclusive; None: no limit.
+
+    Raises:
+        BadInputError: a row is over the limit and the rule is `error`, or no row is left.
+    """
+    over = np.zeros(len(tokens), dtype=bool) if limit is None else tokens > limit
+    if data.overflow == "error" and over.any():
+        _refuse_over_long(tokens, over, limit)
+    empty = tokens == 0
+    leave_out = empty | over if data.overflow == "drop" else empty
+    kept = np.flatnonzero(~leave_out)
+    if not len(kept):
+        raise BadInputError(
+            f"{data.path}: no row is left to batch ({len(tokens)} rows, {int(empty.sum())} empty, "
+            f"{int(over.sum())} longer than {limit})",
+            fix="raise data.max_length or set data.overflow to truncate",
+        )
+    lengths = tokens[kept].astype(np.int64)
+    return AdmittedRows(
+        row_indices=kept,
+        tokens=lengths if limit is None else np.minimum(lengths, limit),
+        num_truncated=0 if data.overflow == "drop" else int(over.sum()),
+        dropped={
+            EMPTY: int(empty.sum()),
+            OVER_LONG: int(over.sum()) if data.overflow == "drop" else 0,
+        },
+    )
+
+
+def _refuse_over_long(
+    tokens: NDArray[np.int32], over: NDArray[np.bool_], limit: int | None
+) -> None:
+    first = int(np.flatnonzero(over)[0])
+    raise BadInputError(
+        f"data.overflow is error and {int(over.sum())} rows are longer than {limit} tokens "
+        f"(row {first} has {int(tokens[first])})",
+        fix="raise data.max_length or set data.overflow to truncate or drop",
+    )

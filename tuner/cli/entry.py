@@ -1,0 +1,35 @@
+"""What every command shares: bad input becomes one line and exit code 2, Ctrl-C becomes 130."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from tuner.errors import EXIT_BAD_INPUT, BadInputError
+
+EXIT_INTERRUPTED = 130
+
+
+def run_command(command_name: str, command: Callable[[], int]) -> int:
+    """Run a command's body and turn what users can cause into an exit code.
+
+    Args:
+        command_name: The name that starts the error line, for example `varseq-data`.
+        command: The body; returns the exit code.
+
+    Returns:
+        The body's exit code; 2 for bad input, 130 after Ctrl-C.
+    """
+    try:
+        return command()
+    except BadInputError as error:
+        print(f"{command_name}: error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"{command_name}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; say nothing more, not even at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

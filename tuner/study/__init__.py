@@ -1,0 +1,1 @@
+"""The search: baselines, Optuna's proposals, the choice of the winner."""

@@ -1,0 +1,1 @@
+"""The trainer: device, graphs, model, steps, loop, checkpoints. Imports MindSpore."""

@@ -1,0 +1,1 @@
+"""One measurement in one process and one folder; its failures are values."""
