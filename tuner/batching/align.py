@@ -7,6 +7,8 @@ of its own rule, so that rounding never leaves its rule and never loses the orde
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,9 @@ from tuner.config.schema import AlignRule
 IntArray = NDArray[np.int64]
 
 
-def align_lengths(lengths: IntArray, align: int | tuple[AlignRule, ...]) -> IntArray:
+def align_lengths(
+    lengths: NDArray[np.integer[Any]], align: int | tuple[AlignRule, ...]
+) -> IntArray:
     """Round every length up to the smallest padded length that the rule allows.
 
     Args:
@@ -31,7 +35,8 @@ def align_lengths(lengths: IntArray, align: int | tuple[AlignRule, ...]) -> IntA
     multiples = np.array([rule.multiple for rule in align], dtype=np.int64)
     upper_ends = np.array([rule.up_to for rule in align[:-1]], dtype=np.int64)
     multiple = multiples[np.searchsorted(upper_ends, lengths, side="left")]
-    return -(-lengths // multiple) * multiple
+    aligned: IntArray = -(-lengths // multiple) * multiple
+    return aligned
 
 
 def align_length(length: int, align: int | tuple[AlignRule, ...]) -> int:

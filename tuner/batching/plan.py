@@ -200,7 +200,8 @@ def _in_order(
 def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
     """Concatenation of start, start + 1, ... (count of them) for every pair."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+    ranges: IntArray = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+    return ranges
 
 
 def _warm_up_order(shape: Shape) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,9 @@ class AdmittedRows:
     dropped: Mapping[str, int]
 
 
-def admit_rows(tokens: NDArray[np.int32], data: DataConfig, limit: int | None) -> AdmittedRows:
+def admit_rows(
+    tokens: NDArray[np.integer[Any]], data: DataConfig, limit: int | None
+) -> AdmittedRows:
     """Apply the overflow rule.
 
     Args:
@@ -72,7 +75,7 @@ def admit_rows(tokens: NDArray[np.int32], data: DataConfig, limit: int | None) -
 
 
 def _refuse_over_long(
-    tokens: NDArray[np.int32], over: NDArray[np.bool_], limit: int | None
+    tokens: NDArray[np.integer[Any]], over: NDArray[np.bool_], limit: int | None
 ) -> None:
     first = int(np.flatnonzero(over)[0])
     raise BadInputError(

@@ -1,0 +1,78 @@
+"""What a plan is, counted exactly; no model and no estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.batching.grouping import FILLER, Shape
+from tuner.batching.plan import BatchPlan
+from tuner.batching.windows import update_after_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStats:
+    """Figures of one epoch over all ranks.
+
+    Attributes:
+        num_steps: Steps of every rank.
+        num_updates: Optimizer updates.
+        real_tokens: Tokens of rows, after truncation.
+        padded_tokens: Tokens computed, padding and filler rows included.
+        shape_counts: (B, L) -> steps; shapes that this epoch does not meet count 0.
+        num_filler_rows: Rows without a sample, in last batches.
+        length_autocorrelation: Correlation of padded lengths of neighbouring steps, -1..1; 0 if
+            all are equal. Near 1, the loss waves with the length.
+    """
+
+    num_steps: int
+    num_updates: int
+    real_tokens: int
+    padded_tokens: int
+    shape_counts: Mapping[Shape, int]
+    num_filler_rows: int
+    length_autocorrelation: float
+
+    @property
+    def effective_token_fraction(self) -> float:
+        """real_tokens / padded_tokens, 0..1."""
+        return self.real_tokens / self.padded_tokens
+
+    @property
+    def padding_fraction(self) -> float:
+        """1 - effective_token_fraction."""
+        return 1.0 - self.effective_token_fraction
+
+    @property
+    def num_shapes(self) -> int:
+        """Shapes that this epoch meets."""
+        return sum(count > 0 for count in self.shape_counts.values())
+
+
+def count_plan(plan: BatchPlan, tokens_per_update: int | None) -> PlanStats:
+    """Count a plan.
+
+    Args:
+        plan: One epoch.
+        tokens_per_update: Real tokens of an update window; None: one update a step.
+    """
+    slots = plan.batch_sizes * plan.world_size
+    return PlanStats(
+        num_steps=plan.num_steps,
+        num_updates=int(update_after_step(plan.real_tokens, tokens_per_update).sum()),
+        real_tokens=int(plan.real_tokens.sum()),
+        padded_tokens=int((slots * plan.padded_lengths).sum()),
+        shape_counts=plan.shape_counts(),
+        num_filler_rows=int((plan.row_indices == FILLER).sum()),
+        length_autocorrelation=_neighbour_correlation(plan.padded_lengths),
+    )
+
+
+def _neighbour_correlation(values: NDArray[np.int64]) -> float:
+    before, after = values[:-1].astype(float), values[1:].astype(float)
+    if len(values) < 3 or before.std() == 0.0 or after.std() == 0.0:
+        return 0.0
+    return float(np.corrcoef(before, after)[0, 1])

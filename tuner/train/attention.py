@@ -1,0 +1,77 @@
+"""Causal grouped-query attention with rotary positions, as plain matrix products.
+
+Rows are padded on the right and attention is causal, so no real token ever sees padding and no
+padding mask is needed: what padding rows compute is never read.
+
+Shapes: B batch, T padded tokens, D width, N query heads, K key heads, G = N / K, H head size.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from tuner.config.schema import ModelConfig
+
+# Finite, so that a row with nothing to see gives numbers and not NaN; small enough to vanish.
+MASKED_SCORE = -1e9
+
+
+def rotary_tables(config: ModelConfig, max_length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles, float32 [max_length, H] each.
+
+    The angle of position p and pair i is p * theta^(-2i / H); both halves of a head share them
+    (Su et al., RoFormer, arXiv 2104.09864, in the half-split order that Llama uses).
+    """
+    head_size = config.width // config.num_heads
+    frequencies = config.rope_theta ** (-np.arange(0, head_size, 2) / head_size)
+    angles = np.outer(np.arange(max_length), frequencies)
+    both_halves = np.concatenate([angles, angles], axis=1)
+    return (
+        Tensor(np.cos(both_halves), ms.float32),
+        Tensor(np.sin(both_halves), ms.float32),
+    )
+
+
+class Attention(nn.Cell):
+    """Self-attention of one layer."""
+
+    def __init__(self, config: ModelConfig, new_dense: type[nn.Cell]) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.group_size = config.num_heads // config.num_kv_heads
+        self.head_size = config.width // config.num_heads
+        self.half = self.head_size // 2
+        self.scale = self.head_size**-0.5
+        kv_width = self.num_kv_heads * self.head_size
+        self.q_proj = new_dense(config.width, config.width)
+        self.k_proj = new_dense(config.width, kv_width)
+        self.v_proj = new_dense(config.width, kv_width)
+        self.o_proj = new_dense(config.width, config.width)
+        self.scores = ops.BatchMatMul(transpose_b=True)
+        self.weigh = ops.BatchMatMul()
+
+    def rotate(self, x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+        """Turn each pair (x_i, x_{i + H/2}) by its angle."""
+        first, second = x_BNTH[..., : self.half], x_BNTH[..., self.half :]
+        return x_BNTH * cos_TH + ops.cat((-second, first), -1) * sin_TH
+
+    def construct(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor) -> Tensor:
+        """Attend; float32 [B, T, D] to float32 [B, T, D]."""
+        B, T, D = x_BTD.shape
+        q_BNTH = self.q_proj(x_BTD).reshape(B, T, self.num_heads, self.head_size)
+        k_BKTH = self.k_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
+        v_BKTH = self.v_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
+        q_BNTH = self.rotate(q_BNTH.transpose(0, 2, 1, 3), cos_TH, sin_TH) * self.scale
+        k_BKTH = self.rotate(k_BKTH.transpose(0, 2, 1, 3), cos_TH, sin_TH)
+        v_BKTH = v_BKTH.transpose(0, 2, 1, 3)
+        # The G query heads of a key head are stacked along T, so keys need no copies.
+        q_BKGTH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
+        scores = self.scores(q_BKGTH, k_BKTH)
+        scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T) + mask_TT
+        weights = ops.softmax(scores, -1)
+        weights = weights.reshape(B, self.num_kv_heads, self.group_size * T, T)
+        mixed = self.weigh(weights, v_BKTH).reshape(B, self.num_heads, T, self.head_size)
+        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(B, T, D))

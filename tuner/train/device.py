@@ -1,0 +1,105 @@
+"""Device and versions: with `graph.py` the only place that knows what MindSpore offers where.
+
+Memory figures are labelled: MindSpore reports none on CPU (all zeros in 2.10), so there it is the
+resident set of the process; on Ascend it is the device memory pool.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from dataclasses import dataclass
+
+import psutil
+
+from tuner import __version__
+from tuner.config.schema import TrainConfig
+from tuner.errors import BadInputError
+
+# Only errors, unless the user asks for more: MindSpore warns about its own deprecations.
+os.environ.setdefault("GLOG_v", "3")
+
+import mindspore as ms
+
+CPU = "CPU"
+ASCEND = "Ascend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """The device of this process.
+
+    Attributes:
+        name: `CPU` or `Ascend`.
+        memory_kind: What the memory figures are.
+    """
+
+    name: str
+    memory_kind: str
+
+
+def open_device(config: TrainConfig) -> Device:
+    """Set the process up for the config's device, in graph mode. Call it once, first.
+
+    Raises:
+        BadInputError: the config asks for a device or a jit_level that is not to be had here.
+    """
+    name = _choose(config.device)
+    if config.graph.jit_level == "O2" and (name != ASCEND or config.graph.mode != "static"):
+        raise BadInputError(
+            "graph.jit_level O2 needs Ascend with graph.mode static "
+            f"(here: {name}, {config.graph.mode})",
+            fix="set graph.jit_level to O0 or O1",
+        )
+    ms.set_device(name)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return Device(
+        name=name, memory_kind="device pool" if name == ASCEND else "resident set of the process"
+    )
+
+
+def synchronize() -> None:
+    """Wait until all work given to the device is done; without it a timing is of the queue."""
+    ms.runtime.synchronize()
+
+
+def memory_bytes(device: Device) -> int:
+    """Memory in use now, in bytes, of the kind that the device says."""
+    if device.name == ASCEND:
+        return int(ms.runtime.memory_reserved())
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_memory_bytes(device: Device) -> int:
+    """Largest memory of this process so far, in bytes, of the kind that the device says."""
+    if device.name == ASCEND:
+        return int(ms.runtime.max_memory_reserved())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts kilobytes, macOS bytes.
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions that change results or timings, for provenance."""
+    import numpy as np
+
+    return {
+        "varseq_tuner": __version__,
+        "mindspore": ms.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _choose(wanted: str) -> str:
+    if wanted == "cpu":
+        return CPU
+    if ms.device_context.ascend.is_available():
+        return ASCEND
+    if wanted == "ascend":
+        raise BadInputError(
+            "device is ascend, but MindSpore finds no Ascend device here",
+            fix="install the Ascend package of MindSpore with CANN, or set device to cpu or auto",
+        )
+    return CPU

@@ -1,0 +1,40 @@
+"""Graph mode: one static graph a shape or one dynamic graph, and the counting of compiles.
+
+Private names of MindSpore are used here and in `device.py` only, and guarded.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Symbol, Tensor, nn
+
+from tuner.config.schema import GraphConfig
+
+
+def prepare_step(cell: nn.Cell, graph: GraphConfig) -> None:
+    """Make a Cell that takes two int32 [B, T] tensors compile as the config says.
+
+    Args:
+        cell: The top Cell of a step; not compiled yet.
+        graph: static leaves MindSpore to compile for each shape; dynamic declares B and T as
+            symbols, shared by both inputs, so that one graph serves all.
+    """
+    set_level(cell, graph)
+    cell.set_train()
+    if graph.mode == "dynamic":
+        rows, tokens = Symbol(min=1), Symbol(min=1)
+        cell.set_inputs(
+            Tensor(shape=[rows, tokens], dtype=ms.int32),
+            Tensor(shape=[rows, tokens], dtype=ms.int32),
+        )
+
+
+def set_level(cell: nn.Cell, graph: GraphConfig) -> None:
+    """Set the jit_level of one top Cell; a Cell takes it once."""
+    cell.set_jit_config(ms.JitConfig(jit_level=graph.jit_level))
+
+
+def num_compiled_graphs(cell: nn.Cell) -> int | None:
+    """Graphs compiled for a top Cell so far; None where this MindSpore does not show it."""
+    compiled = getattr(cell, "compile_cache", None)
+    return len(compiled) if isinstance(compiled, (set, dict, list)) else None

@@ -1,0 +1,123 @@
+"""The built-in decoder: RMSNorm, rotary grouped-query attention, SwiGLU, tied embedding.
+
+Shapes: B batch, T padded tokens, D width, V vocabulary, F width of the SwiGLU layer.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from tuner.config.schema import ModelConfig
+from tuner.train.attention import MASKED_SCORE, Attention, rotary_tables
+
+
+class Dense(nn.Cell):
+    """Linear map without a bias; weight float32 [num_out, num_in]."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        # Filled by initial weights; zeros here so that building costs no random numbers.
+        self.weight = Parameter(Tensor(np.zeros((num_out, num_in)), ms.float32), name="weight")
+        self.product = ops.MatMul(transpose_b=True)
+        self.num_in = num_in
+        self.num_out = num_out
+
+    def construct(self, x: Tensor) -> Tensor:
+        """float32 [..., num_in] to float32 [..., num_out]."""
+        flat = self.product(x.reshape(-1, self.num_in), self.weight)
+        return flat.reshape((*x.shape[:-1], self.num_out))
+
+
+class RMSNorm(nn.Cell):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(width), ms.float32), name="weight")
+        self.eps = eps
+
+    def construct(self, x_BTD: Tensor) -> Tensor:
+        """float32 [B, T, D] to float32 [B, T, D]."""
+        mean_square = ops.mean(x_BTD * x_BTD, -1, True)
+        return x_BTD * ops.rsqrt(mean_square + self.eps) * self.weight
+
+
+class SwiGLU(nn.Cell):
+    """down(silu(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Dense(config.width, config.ffn_width)
+        self.up_proj = Dense(config.width, config.ffn_width)
+        self.down_proj = Dense(config.ffn_width, config.width)
+
+    def construct(self, x_BTD: Tensor) -> Tensor:
+        """float32 [B, T, D] to float32 [B, T, D]."""
+        return self.down_proj(ops.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+
+
+class DecoderLayer(nn.Cell):
+    """Attention and SwiGLU, each after a norm and added to its input."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = Attention(config, Dense)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def construct(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor) -> Tensor:
+        """float32 [B, T, D] to float32 [B, T, D]."""
+        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), cos_TH, sin_TH, mask_TT)
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class Decoder(nn.Cell):
+    """Token ids to logits.
+
+    Args:
+        config: Sizes.
+        max_length: Longest padded row in tokens, inclusive.
+        seed: Of the initial weights: normal with init_std, the projections that end a branch
+            divided by sqrt(2 * num_layers) as in GPT-2, norms 1.
+    """
+
+    def __init__(self, config: ModelConfig, max_length: int, seed: int) -> None:
+        super().__init__()
+        self.embedding = Parameter(
+            Tensor(np.zeros((config.vocab_size, config.width)), ms.float32), name="embedding"
+        )
+        self.layers = nn.CellList([DecoderLayer(config) for _ in range(config.num_layers)])
+        self.final_norm = RMSNorm(config.width, config.norm_eps)
+        self.cos, self.sin = rotary_tables(config, max_length)
+        self.logits = ops.MatMul(transpose_b=True)
+        self.width = config.width
+        self.vocab_size = config.vocab_size
+        _set_initial_weights(self, config, seed)
+
+    def construct(self, input_ids_BT: Tensor) -> Tensor:
+        """int32 [B, T] to float32 logits [B, T, V]."""
+        B, T = input_ids_BT.shape
+        positions = ops.arange(T)
+        is_later = positions.reshape(1, T) > positions.reshape(T, 1)
+        mask_TT = is_later.astype(ms.float32) * MASKED_SCORE
+        cos_TH, sin_TH = self.cos[:T], self.sin[:T]
+        x_BTD = ops.gather(self.embedding, input_ids_BT, 0)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, cos_TH, sin_TH, mask_TT)
+        x_MD = self.final_norm(x_BTD).reshape(-1, self.width)
+        return self.logits(x_MD, self.embedding).reshape(B, T, self.vocab_size)
+
+
+def _set_initial_weights(model: Decoder, config: ModelConfig, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    branch_scale = (2 * config.num_layers) ** -0.5
+    for name, parameter in model.parameters_and_names():
+        if parameter.ndim < 2:
+            continue
+        ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+        std = config.init_std * (branch_scale if ends_branch else 1.0)
+        weights = rng.standard_normal(parameter.shape, dtype=np.float32) * np.float32(std)
+        parameter.set_data(Tensor(weights, ms.float32))

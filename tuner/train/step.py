@@ -1,0 +1,128 @@
+"""One step and one update, each a graph-mode Cell.
+
+A step runs forward and backward over one batch and adds the gradient of the summed loss to
+buffers; an update divides the buffers by the label tokens of the whole window, clips, applies
+AdamW and clears them. So a window of several batches equals one big batch, whatever their token
+counts, and the update's graph is shared by all shapes.
+
+Both hold value_and_grad or the optimizer inside `construct`: measured on CPU with 2.10 this runs
+twice as fast as a closure under `jit`, and as fast as one graph that does both.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+
+from tuner.config.schema import OptimizerConfig
+
+IGNORED_LABEL = -100
+
+
+class SummedLoss(nn.Cell):
+    """Cross-entropy summed over the labels that count; float32 scalar."""
+
+    def __init__(self, model: nn.Cell) -> None:
+        super().__init__()
+        self.model = model
+
+    def construct(self, input_ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """int32 [B, T] ids, int32 [B, T] targets: the next token, or -100 to ignore."""
+        logits_BTV = self.model(input_ids_BT)
+        logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+        return ops.cross_entropy(
+            logits_MV, targets_BT.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum"
+        )
+
+
+class AccumulateStep(nn.Cell):
+    """Forward and backward of one batch; adds to the gradient buffers.
+
+    Attributes:
+        parameters: The trainable parameters.
+        gradients: Their buffers, zero at the start.
+    """
+
+    def __init__(self, loss: SummedLoss) -> None:
+        super().__init__()
+        self.parameters = ParameterTuple(loss.trainable_params())
+        self.gradients = self.parameters.clone("gradient", init="zeros")
+        self.loss_and_gradients = ops.value_and_grad(loss, None, self.parameters)
+        self.each = ops.HyperMap()
+
+    def construct(self, input_ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The summed loss of the batch, float32 scalar."""
+        loss, gradients = self.loss_and_gradients(input_ids_BT, targets_BT)
+        added = self.each(ops.assign_add, self.gradients, gradients)
+        return ops.depend(loss, added)
+
+
+class UpdateStep(nn.Cell):
+    """AdamW on the buffered gradients, then buffers back to zero.
+
+    The kernel AdamWeightDecay has no bias correction. With c1 = 1 - beta1^t, c2 = 1 - beta2^t it
+    becomes AdamW (Loshchilov and Hutter, arXiv 1711.05101) exactly when it is given the rate
+    r = lr * sqrt(c2) / c1, eps * sqrt(c2) and decay * lr / r; these come from `rates`.
+    """
+
+    def __init__(
+        self, step: AccumulateStep, config: OptimizerConfig, clip_norm: float | None
+    ) -> None:
+        super().__init__()
+        self.parameters = step.parameters
+        self.gradients = step.gradients
+        self.first_moments = step.parameters.clone("adam_m", init="zeros")
+        self.second_moments = step.parameters.clone("adam_v", init="zeros")
+        self.is_decayed = tuple(parameter.ndim > 1 for parameter in step.parameters)
+        self.adamw = ops.AdamWeightDecay()
+        self.beta1 = Tensor(config.beta1, ms.float32)
+        self.beta2 = Tensor(config.beta2, ms.float32)
+        self.no_decay = Tensor(0.0, ms.float32)
+        self.clips = clip_norm is not None
+        self.clip_norm = Tensor(clip_norm or 0.0, ms.float32)
+        self.one = Tensor(1.0, ms.float32)
+
+    def construct(self, label_tokens: Tensor, rate: Tensor, eps: Tensor, decay: Tensor) -> Tensor:
+        """Update the parameters; returns the gradient norm before clipping, float32 scalar."""
+        square_sum = ops.reduce_sum(ops.square(self.gradients[0]))
+        for gradient in self.gradients[1:]:
+            square_sum = square_sum + ops.reduce_sum(ops.square(gradient))
+        norm = ops.sqrt(square_sum) / label_tokens
+        scale = self.one / label_tokens
+        if self.clips:
+            scale = scale * ops.minimum(self.one, self.clip_norm / (norm + 1e-6))
+        for i in range(len(self.parameters)):
+            self.adamw(
+                self.parameters[i],
+                self.first_moments[i],
+                self.second_moments[i],
+                rate,
+                self.beta1,
+                self.beta2,
+                eps,
+                decay if self.is_decayed[i] else self.no_decay,
+                self.gradients[i] * scale,
+            )
+            ops.assign(self.gradients[i], ops.zeros_like(self.gradients[i]))
+        return norm
+
+
+def update_arguments(
+    config: OptimizerConfig, learning_rate: float, update: int, label_tokens: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `UpdateStep` takes for its t-th update.
+
+    Args:
+        config: Betas, eps and decay.
+        learning_rate: Of this update.
+        update: t, >= 1.
+        label_tokens: Labels that count in the whole window, >= 1.
+    """
+    first_correction = 1.0 - config.beta1**update
+    second_root = float(np.sqrt(1.0 - config.beta2**update))
+    rate = learning_rate * second_root / first_correction
+    decay = config.weight_decay * learning_rate / rate if rate else 0.0
+    values = (float(label_tokens), rate, config.eps * second_root, decay)
+    a, b, c, d = (Tensor(value, ms.float32) for value in values)
+    return a, b, c, d
