@@ -1,8 +1,8 @@
 """Exact bucket boundaries: one dynamic program that gives the optimum for every K at once.
 
-Problem: U candidate padded lengths x_1 < ... < x_U, n_i rows in candidate i. A bucket ends at some
-x_j and takes all rows since the bucket before; each of its rows costs `row_cost[j]`, and having the
-bucket at all costs `shape_cost[j]`. Choose K ends (the last is x_U) of least total cost.
+Problem: U candidate padded lengths x_1 < ... < x_U, n_i rows in candidate i. A bucket ends at
+some x_j and takes all rows since the bucket before; each of its rows costs `row_cost[j]`, having
+the bucket at all costs `shape_cost[j]`. Choose K ends (the last is x_U) of least total cost.
 
 Algorithm: with N the running sum of n,
     best_k[j] = min over i < j of best_{k-1}[i] + (N[j] - N[i]) * row_cost[j] + shape_cost[j]

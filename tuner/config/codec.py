@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,9 +48,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise BadInputError(f"cannot read {path}: {error}", fix="give a YAML file") from None
     try:
         content = parse_yaml(text)
-    except yaml.YAMLError as error:
-        place = " ".join(str(error).split())
-        raise BadInputError(f"{path} is not YAML: {place}", fix="mend that line") from None
+    except ValueError as error:
+        raise BadInputError(f"{path} is not YAML: {error}", fix="mend that line") from None
     if not isinstance(content, dict):
         raise BadInputError(
             f"{path} must be a mapping of sections (got {type(content).__name__})",
@@ -63,9 +62,15 @@ def parse_yaml(text: str) -> Any:
     """Parse YAML text; `1e-3` is a number here and a repeated key is an error.
 
     Raises:
-        yaml.YAMLError: the text is not YAML or names a key twice.
+        ValueError: the text is not YAML or names a key twice; says where, in one line.
     """
-    return yaml.load(text, Loader=_StrictLoader)
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # PyYAML lets a plain ValueError through for scalars such as 2024-13-45 or 0x_.
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def parse_model(model: type[Model], content: Mapping[str, Any], *, source: str) -> Model:
@@ -83,6 +88,10 @@ def parse_model(model: type[Model], content: Mapping[str, Any], *, source: str) 
         return model.model_validate(_tuples(content))
     except ValidationError as error:
         raise _sentence(model, error, source) from None
+    except RecursionError:
+        raise BadInputError(
+            f"{source}: nested too deeply, or an alias holds itself", fix="write it out"
+        ) from None
 
 
 def to_plain(config: BaseModel) -> dict[str, Any]:
@@ -112,7 +121,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         BadInputError: the folder cannot be written or is full; the old file stays.
     """
-    temporary = None
+    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -122,13 +131,15 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        temporary = None
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         reason = error.strerror or error
         raise BadInputError(
             f"cannot write {path}: {reason}", fix="choose a folder that can be written"
         ) from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -138,6 +149,8 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                break  # PyYAML refuses it below, with its place.
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice", key_node.start_mark
@@ -146,15 +159,17 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.[0-9]*)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
 class _FlowListDumper(yaml.SafeDumper):
     """Writes lists of numbers on one line, as people write boundaries."""
+
+
+# The dumper needs it too: it must quote a text such as "1e-3", or a fingerprint such as "12e4".
+for _side in (_StrictLoader, _FlowListDumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.[0-9]*)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
@@ -182,16 +197,24 @@ def _sentence(model: type[BaseModel], error: ValidationError, source: str) -> Ba
         key=lambda fault: (fault["type"] != "extra_forbidden", -len(fault["loc"])),
     )
     # Members of unions appear in the location as type names: they are not fields.
-    location = [part for part in fault["loc"] if not _is_union_member(part)]
-    field = ".".join(str(part) for part in location)
+    *parents, last = fault["loc"] or ("",)
+    location = [part for part in parents if not _is_union_member(part)]
     if fault["type"] == "extra_forbidden":
-        return _unknown_key(model, location, source)
+        return _unknown_key(model, [*location, last], source)
+    if not _is_union_member(last):
+        location.append(last)
+    field = _dotted(location)
     if fault["type"] == "missing":
         return BadInputError(f"{source}: {field} is missing", fix=f"add {field}")
     rule = fault["msg"].removeprefix("Value error, ")
     got = "" if isinstance(fault["input"], Mapping) else f" (got {fault['input']!r})"
     place = f"{field}: " if field else ""
     return BadInputError(f"{source}: {place}{rule}{got}", fix="mend that value")
+
+
+def _dotted(location: list[Any]) -> str:
+    """The field's name on one line, whatever the file has for keys."""
+    return " ".join(".".join(str(part) for part in location).split())
 
 
 def _is_union_member(part: object) -> bool:
@@ -206,7 +229,7 @@ def _unknown_key(model: type[BaseModel], location: list[Any], source: str) -> Ba
     name = str(location[-1])
     nearest = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
     others = [field for field in allowed if field not in nearest]
-    field = ".".join(str(part) for part in location)
+    field = _dotted(location)
     meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     known = ", ".join(nearest + others)
     return BadInputError(f"{source}: unknown key {field}", fix=f"{meant}known here: {known}")

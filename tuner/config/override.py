@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from tuner.config.codec import parse_model, parse_yaml, to_plain
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
@@ -38,9 +36,10 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             )
         try:
             overrides[name.strip()] = parse_yaml(text)
-        except yaml.YAMLError:
+        except ValueError:
             raise BadInputError(
-                f"--set {name}: the value is not YAML (got {text!r})", fix="quote the value"
+                f"--set {name.strip()}: the value is not YAML (got {text!r})",
+                fix="quote the value",
             ) from None
     return overrides
 

@@ -51,6 +51,11 @@ def _check_batch_size_rule(batching: BatchingConfig) -> None:
             "exactly one of tokens_per_batch, samples_per_batch and batch_sizes sets the batch "
             f"size (got {' and '.join(rules) or 'none'}); set the others to null or []"
         )
+    if batching.batch_sizes and batching.strategy != "bucketed":
+        raise ValueError(
+            "batch_sizes needs strategy bucketed, whose boundaries they belong to "
+            f"(got {batching.strategy}); use samples_per_batch"
+        )
     if batching.batch_sizes and len(batching.batch_sizes) != len(batching.boundaries):
         raise ValueError(
             "batch_sizes needs one entry for each of the boundaries "
@@ -177,7 +182,7 @@ class OptimizerConfig(Section):
     """Decay of the mean of squared gradients."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
     """Share of the weight taken off each update, times the learning rate."""
 
 
@@ -218,6 +223,10 @@ class PredictionRecord(Section):
     """Seconds for all epochs, compile time included."""
     estimated_real_tokens_per_s: float
     """Real tokens per second over those seconds."""
+    estimated_steady_real_tokens_per_s: float
+    """The same without compile time."""
+    estimated_compile_s: float
+    """Compile seconds of all shapes and of the update."""
     effective_token_fraction: Fraction
     """Real tokens / padded tokens of the plan, exact."""
     peak_bytes: int

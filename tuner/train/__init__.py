@@ -1,1 +1,7 @@
 """The trainer: device, graphs, model, steps, loop, checkpoints. Imports MindSpore."""
+
+import os
+
+# Errors only, unless the user asks for more: MindSpore warns about its own deprecations and about
+# every device it was not built for. Read once, when mindspore is imported.
+os.environ.setdefault("GLOG_v", "3")

@@ -6,21 +6,17 @@ resident set of the process; on Ascend it is the device memory pool.
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 from dataclasses import dataclass
 
+import mindspore as ms
+import numpy as np
 import psutil
 
 from tuner import __version__
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
-
-# Only errors, unless the user asks for more: MindSpore warns about its own deprecations.
-os.environ.setdefault("GLOG_v", "3")
-
-import mindspore as ms
 
 CPU = "CPU"
 ASCEND = "Ascend"
@@ -82,8 +78,6 @@ def peak_memory_bytes(device: Device) -> int:
 
 def installed_versions() -> dict[str, str]:
     """Versions that change results or timings, for provenance."""
-    import numpy as np
-
     return {
         "varseq_tuner": __version__,
         "mindspore": ms.__version__,

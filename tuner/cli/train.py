@@ -1,0 +1,107 @@
+"""`varseq-train`: train the plan of a config."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from tuner.cli.entry import run_command
+
+COMMAND = "varseq-train"
+
+EXIT_DIVERGED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    return run_command(COMMAND, lambda: _train(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        description="Train on the batches that a config plans, as varseq-tune writes it.",
+        epilog="Ctrl-C or SIGTERM: finishes the step, saves, and exits with 130 or 143; the same "
+        "command with --resume goes on. A second one stops at once.",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="for example best.yaml")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in train.out"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="assignments",
+        help="override a field of the config, for example train.max_steps=50; may be repeated",
+    )
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    from tuner.config.codec import load_config
+    from tuner.config.override import override_config, parse_assignments
+
+    overrides = parse_assignments(options.assignments)
+    config = override_config(load_config(options.config), overrides)
+    # MindSpore is imported only when the config is known to be whole.
+    from tuner.cli.train_view import TrainView
+    from tuner.train.loop import DivergedError
+    from tuner.train.run import RunWatch, train_run
+
+    with StopRequest() as stop, TrainView(COMMAND) as view:
+        watch = RunWatch(
+            on_start=view.start,
+            on_step=view.step,
+            on_notice=view.notice,
+            stop_requested=lambda: stop.signal_number is not None,
+        )
+        try:
+            report = train_run(config, watch, resume=options.resume)
+        except DivergedError as error:
+            print(f"{COMMAND}: {error}", file=sys.stderr)
+            return EXIT_DIVERGED
+    print(view.final_table(config, report))
+    if stop.signal_number is not None and not report.is_complete:
+        print(
+            f"stopped after step {report.state.steps} of {report.planned_steps}, saved; "
+            "go on with --resume"
+        )
+        return 128 + stop.signal_number
+    return 0
+
+
+class StopRequest:
+    """SIGINT or SIGTERM: the first asks the loop to save and end, the second ends at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._before: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number is not None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal_number = number
+        print(
+            f"\n{COMMAND}: finishing the step, then saving; a second signal stops at once",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""The training loop: plan an epoch, take its steps, update, record, save.
+
+A step is one batch; an update follows when the window holds enough real tokens, and always at the
+end of an epoch. A window without any label skips its update and changes no state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner.batching.grouping import Shape
+from tuner.batching.plan import BatchPlan, plan_batches
+from tuner.batching.windows import update_after_step
+from tuner.config.schema import TrainConfig
+from tuner.data.lengths import Lengths
+from tuner.data.mindrecord import MindRecordSet
+from tuner.train.checkpoint import CheckpointFolder, TrainState
+from tuner.train.device import memory_bytes
+from tuner.train.engine import Engine
+from tuner.train.loader import Batch, read_ahead, read_batches
+from tuner.train.metrics import MetricsFile, StepRecord
+from tuner.train.schedule import learning_rate_at
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """What the loop works with.
+
+    Attributes:
+        config: The whole config, boundaries resolved.
+        dataset: The opened MindRecord set.
+        lengths: Of all its rows.
+        engine: Warmed up, parameters loaded.
+        checkpoints: Where states go.
+        metrics: Where records go.
+        on_step: Called with every record, for progress.
+        on_notice: Called with every line for the user.
+        stop_requested: Asked after every step; True saves and ends the run.
+    """
+
+    config: TrainConfig
+    dataset: MindRecordSet
+    lengths: Lengths
+    engine: Engine
+    checkpoints: CheckpointFolder
+    metrics: MetricsFile
+    on_step: Callable[[StepRecord], None]
+    on_notice: Notice
+    stop_requested: Callable[[], bool]
+
+
+class DivergedError(Exception):
+    """The loss is not a number any more; the weights of the last checkpoint are still good."""
+
+    def __init__(self, step: int, shape: Shape, loss: float, saved_steps: int) -> None:
+        super().__init__(
+            f"step {step} (B={shape[0]} L={shape[1]}): the loss is {loss}; training stopped "
+            f"before the update. The last checkpoint is of step {saved_steps}: lower "
+            "optimizer.learning_rate or train.clip_norm, or look at the rows of that step"
+        )
+
+
+class _Update(NamedTuple):
+    learning_rate: float
+    grad_norm: float
+
+
+class _Seconds(NamedTuple):
+    step_s: float
+    data_wait_s: float
+
+
+class Loop:
+    """The state of a run between two steps."""
+
+    def __init__(self, parts: RunParts, state: TrainState, steps_per_epoch: int) -> None:
+        """Prepare to go on from a state.
+
+        Args:
+            parts: What to work with.
+            state: Where to go on.
+            steps_per_epoch: The same in every epoch.
+        """
+        self._parts = parts
+        self.state = state
+        self._total_steps = total_steps(parts.config, steps_per_epoch)
+        self._planned_graphs = parts.engine.num_graphs()
+        self._warned = False
+        self._saved_steps = state.steps
+
+    def run(self) -> TrainState:
+        """Train to the end or to a requested stop; the last state is saved."""
+        while not self._is_over():
+            plan = plan_batches(self._parts.lengths, self._parts.config, epoch=self.state.epoch)
+            self._run_epoch(plan)
+        self._save()
+        return self.state
+
+    def _is_over(self) -> bool:
+        return self.state.steps >= self._total_steps or self._parts.stop_requested()
+
+    def _run_epoch(self, plan: BatchPlan) -> None:
+        config = self._parts.config
+        first = self.state.step_in_epoch
+        last = min(plan.num_steps, first + self._total_steps - self.state.steps)
+        steps = list(plan.steps_of_rank(0, first))[: last - first]
+        ends_window = update_after_step(plan.real_tokens, config.train.tokens_per_update)
+        batches = read_batches(self._parts.dataset, steps, config.data, config.model.vocab_size)
+        with read_ahead(batches) as ready:
+            for step_in_epoch, (batch, wait_s) in enumerate(_with_wait(ready), start=first):
+                self._run_step(batch, wait_s, bool(ends_window[step_in_epoch]), plan.num_steps)
+                if self._parts.stop_requested():
+                    return
+
+    def _run_step(self, batch: Batch, wait_s: float, ends_window: bool, num_steps: int) -> None:
+        engine = self._parts.engine
+        started = time.perf_counter()
+        loss_sum = engine.run_step(batch)
+        state = self._state_after(batch, num_steps)
+        if not math.isfinite(loss_sum):
+            raise DivergedError(state.steps, batch.shape, loss_sum, self._saved_steps)
+        update = self._update(state) if ends_window else None
+        if update is not None:
+            state = dataclasses.replace(state, updates=state.updates + 1, window_label_tokens=0)
+        step_s = time.perf_counter() - started
+        epoch = self.state.epoch
+        self.state = state
+        self._tell(self._record(batch, loss_sum, update, epoch, _Seconds(step_s, wait_s)))
+        if state.steps - self._saved_steps >= self._parts.config.train.checkpoint_every_steps:
+            self._save()
+
+    def _state_after(self, batch: Batch, num_steps: int) -> TrainState:
+        before = self.state
+        ends_epoch = before.step_in_epoch + 1 == num_steps
+        return dataclasses.replace(
+            before,
+            epoch=before.epoch + ends_epoch,
+            step_in_epoch=0 if ends_epoch else before.step_in_epoch + 1,
+            steps=before.steps + 1,
+            window_label_tokens=before.window_label_tokens + batch.label_tokens,
+            real_tokens=before.real_tokens + batch.real_tokens,
+            padded_tokens=before.padded_tokens + batch.padded_tokens,
+        )
+
+    def _update(self, state: TrainState) -> _Update | None:
+        """Update from the window's gradients; None if the window holds no label."""
+        if not state.window_label_tokens:
+            self._parts.on_notice(
+                f"step {state.steps}: no label in the whole update window; update skipped"
+            )
+            return None
+        config = self._parts.config
+        learning_rate = learning_rate_at(
+            state.steps, self._total_steps, config.optimizer.learning_rate, config.schedule
+        )
+        norm = self._parts.engine.run_update(
+            learning_rate, state.updates + 1, state.window_label_tokens
+        )
+        return _Update(learning_rate, norm)
+
+    def _record(
+        self, batch: Batch, loss_sum: float, update: _Update | None, epoch: int, seconds: _Seconds
+    ) -> StepRecord:
+        size, length = batch.shape
+        return StepRecord(
+            step=self.state.steps,
+            epoch=epoch,
+            batch_size=size,
+            padded_length=length,
+            step_s=seconds.step_s,
+            data_wait_s=seconds.data_wait_s,
+            real_tokens=batch.real_tokens,
+            padded_tokens=batch.padded_tokens,
+            label_tokens=batch.label_tokens,
+            loss=loss_sum / batch.label_tokens if batch.label_tokens else None,
+            updates=self.state.updates,
+            grad_norm=update.grad_norm if update else None,
+            learning_rate=update.learning_rate if update else None,
+            recompiles=self._recompiles(batch.shape),
+            memory_bytes=memory_bytes(self._parts.engine.device),
+        )
+
+    def _tell(self, record: StepRecord) -> None:
+        self._parts.metrics.append(record)
+        self._parts.on_step(record)
+
+    def _recompiles(self, shape: Shape) -> int | None:
+        graphs = self._parts.engine.num_graphs()
+        if graphs is None or self._planned_graphs is None:
+            return None
+        recompiles = graphs - self._planned_graphs
+        if recompiles and not self._warned:
+            self._warned = True
+            self._parts.on_notice(
+                f"step {self.state.steps}: unplanned compile at B={shape[0]} L={shape[1]}"
+            )
+        return recompiles
+
+    def _save(self) -> None:
+        if self.state.steps == self._saved_steps:
+            return
+        self._parts.checkpoints.save(self.state, self._parts.engine.parameters)
+        self._saved_steps = self.state.steps
+
+
+def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
+    """Steps of the whole run: all epochs, or max_steps if that is less."""
+    steps = config.train.epochs * steps_per_epoch
+    return steps if config.train.max_steps is None else min(steps, config.train.max_steps)
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """Folder of a run's metrics and checkpoints."""
+    return Path(config.train.out)
+
+
+def _with_wait(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Batches with the seconds that the loop waited for each."""
+    while True:
+        started = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - started

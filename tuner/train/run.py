@@ -1,0 +1,185 @@
+"""A whole training run: open, check, warm up, loop, and the figures at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
+from tuner.config.schema import TrainConfig
+from tuner.data.lengths import Lengths, scan_lengths
+from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
+from tuner.errors import BadInputError
+from tuner.train.checkpoint import CheckpointFolder, TrainState
+from tuner.train.device import Device, open_device, peak_memory_bytes
+from tuner.train.engine import Engine
+from tuner.train.loader import columns_to_read
+from tuner.train.loop import Loop, RunParts, run_folder, total_steps
+from tuner.train.metrics import METRICS_FILE, MetricsFile, StepRecord
+from tuner.train.provenance import check_provenance, check_resumable, config_fingerprint
+from tuner.train.warmup import warm_up
+
+CHECKPOINT_FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWatch:
+    """How a run talks to its caller.
+
+    Attributes:
+        on_start: Called once before the first step with the steps of the run and those done.
+        on_step: Called with every record.
+        on_notice: Called with every line for the user.
+        stop_requested: Asked after every step; True saves and ends the run.
+    """
+
+    on_start: Callable[[int, int], None]
+    on_step: Callable[[StepRecord], None]
+    on_notice: Callable[[str], None]
+    stop_requested: Callable[[], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """Figures of a run, or of the part since it was resumed.
+
+    Attributes:
+        state: Where the run stands.
+        planned_steps: Steps of the whole run.
+        warm_up_s: Seconds of compiling before the first step.
+        loop_s: Seconds of the loop, data and checkpoints included.
+        real_tokens: Tokens of rows in those seconds.
+        peak_bytes: Largest memory of the process.
+        memory_kind: What peak_bytes is.
+    """
+
+    state: TrainState
+    planned_steps: int
+    warm_up_s: float
+    loop_s: float
+    real_tokens: int
+    peak_bytes: int
+    memory_kind: str
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all planned steps are done."""
+        return self.state.steps >= self.planned_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opened:
+    config: TrainConfig
+    dataset: MindRecordSet
+    lengths: Lengths
+    plan: BatchPlan
+
+
+def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunReport:
+    """Train as the config says.
+
+    Args:
+        config: The whole of best.yaml.
+        watch: Progress, notices, stop requests.
+        resume: Go on from the newest checkpoint in train.out.
+
+    Raises:
+        BadInputError: data, config and checkpoint do not fit together or cannot be read.
+        DivergedError: the loss is not a number any more.
+    """
+    opened = _open(config)
+    checkpoints = CheckpointFolder(run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last)
+    _check_folder(opened, checkpoints, resume=resume)
+    device = open_device(config)
+    _check_world(opened, device, watch)
+    engine = Engine(opened.config, device, max(length for _, length in opened.plan.shapes))
+    warm_up_s = warm_up(engine, opened.plan.shapes, config.graph, watch.on_notice)
+    state = _initial_state(opened)
+    if resume:
+        state = checkpoints.load_newest(engine.parameters, watch.on_notice)
+        watch.on_notice(f"resumed after step {state.steps}")
+    planned_steps = total_steps(config, opened.plan.num_steps)
+    watch.on_start(planned_steps, state.steps)
+    metrics = MetricsFile(run_folder(config), keep_steps=state.steps)
+    parts = RunParts(
+        config=opened.config,
+        dataset=opened.dataset,
+        lengths=opened.lengths,
+        engine=engine,
+        checkpoints=checkpoints,
+        metrics=metrics,
+        on_step=watch.on_step,
+        on_notice=watch.on_notice,
+        stop_requested=watch.stop_requested,
+    )
+    started = time.perf_counter()
+    end = Loop(parts, state, opened.plan.num_steps).run()
+    metrics.close()
+    return RunReport(
+        state=end,
+        planned_steps=planned_steps,
+        warm_up_s=warm_up_s,
+        loop_s=time.perf_counter() - started,
+        real_tokens=end.real_tokens - state.real_tokens,
+        peak_bytes=peak_memory_bytes(device),
+        memory_kind=device.memory_kind,
+    )
+
+
+def _open(config: TrainConfig) -> _Opened:
+    dataset = open_mindrecord(config.data.path)
+    require_columns(dataset, columns_to_read(config.data))
+    lengths = scan_lengths(dataset, config.data.input_column)
+    resolved = resolve_boundaries(lengths, config)
+    return _Opened(
+        config=resolved,
+        dataset=dataset,
+        lengths=lengths,
+        plan=plan_batches(lengths, resolved),
+    )
+
+
+def _check_folder(opened: _Opened, checkpoints: CheckpointFolder, *, resume: bool) -> None:
+    """Refuse to mix runs, before anything dear is done."""
+    state = checkpoints.newest_state()
+    folder = run_folder(opened.config)
+    if resume:
+        if state is None:
+            raise BadInputError(
+                f"no checkpoint to resume from in {folder}", fix="start without --resume"
+            )
+        check_resumable(state, opened.config, opened.dataset.fingerprint)
+    elif state is not None or (folder / METRICS_FILE).exists():
+        done = f" of {state.steps} steps" if state else ""
+        raise BadInputError(
+            f"{folder} already holds a run{done}",
+            fix="go on with --resume, or choose another folder with --set train.out=FOLDER",
+        )
+
+
+def _check_world(opened: _Opened, device: Device, watch: RunWatch) -> None:
+    watch.on_notice(f"device: {device.name}")
+    check_provenance(
+        opened.config,
+        data_fingerprint=opened.dataset.fingerprint,
+        shapes=opened.plan.shapes,
+        device=device.name,
+        notice=watch.on_notice,
+    )
+    plan = opened.plan
+    for reason, count in plan.dropped.items():
+        if count:
+            watch.on_notice(f"{count} rows left out ({reason})")
+    if plan.num_truncated:
+        watch.on_notice(f"{plan.num_truncated} rows truncated to the longest padded length")
+
+
+def _initial_state(opened: _Opened) -> TrainState:
+    return dataclasses.replace(
+        TrainState(),
+        config_fingerprint=config_fingerprint(opened.config),
+        data_fingerprint=opened.dataset.fingerprint,
+        shapes=opened.plan.shapes,
+    )
