@@ -186,6 +186,8 @@ class MindRecordWriter:
         self._held_back: list[Row] = []
         self._held_back_bytes = self._largest_row_bytes = 0
         self._writer: Any = None
+        self._overwrite = overwrite
+        self._companions: list[str] = []
         self.num_rows = 0
 
     def __enter__(self) -> MindRecordWriter:
@@ -217,6 +219,17 @@ class MindRecordWriter:
         self.num_rows += len(rows)
         if self._writer is not None or self._held_back_bytes > BYTES_HELD_BACK:
             self._write_held_back()
+
+    def add_companion(self, name: str, content: str) -> None:
+        """Put a text file beside the data, under the same rules: complete, or not there.
+
+        Raises:
+            BadInputError: If there is a file of that name and overwrite is False.
+        """
+        check_free(self._path.with_name(name), overwrite=self._overwrite)
+        with self._mindspore_errors():
+            (self._staging.path / name).write_text(content, encoding="utf-8")
+        self._companions.append(name)
 
     def _write_held_back(self) -> None:
         rows, self._held_back = self._held_back, []
@@ -269,7 +282,8 @@ class MindRecordWriter:
                 f"{self._path}: {written.num_samples} of {self.num_rows} rows could be written",
                 fix="check that every row has the columns and types of the schema",
             )
-        self._staging.publish([*names, *(name + ".db" for name in names)], remove=self._replaced)
+        indexes = [name + ".db" for name in names]
+        self._staging.publish([*self._companions, *names, *indexes], remove=self._replaced)
 
     @contextmanager
     def _mindspore_errors(self) -> Iterator[None]:
@@ -313,11 +327,21 @@ def check_output(path: Path, *, num_shards: int, overwrite: bool) -> tuple[Path,
     taken = sorted(
         file for one in files for file in (index_path(one), one) if os.path.lexists(file)
     )
-    if taken and not overwrite:
-        raise BadInputError(
-            f"{taken[0]} exists already", fix="name another output, or allow it with --overwrite"
-        )
+    for file in taken:
+        check_free(file, overwrite=overwrite)
     return tuple(sorted(taken, key=lambda file: file.suffix != ".db"))
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Check that a file of that name may be written.
+
+    Raises:
+        BadInputError: If it is there already and overwrite is False.
+    """
+    if os.path.lexists(path) and not overwrite:
+        raise BadInputError(
+            f"{path} exists already", fix="name another output, or allow it with --overwrite"
+        )
 
 
 def _file_names(name: str, num_shards: int) -> list[str]:
