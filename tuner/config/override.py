@@ -38,8 +38,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             overrides[name.strip()] = parse_yaml(text)
         except ValueError:
             raise BadInputError(
-                f"--set {name.strip()}: the value is not YAML (got {text!r})",
-                fix="quote the value",
+                f"--set needs a YAML value (got {assignment!r})", fix="quote the value"
             ) from None
     return overrides
 

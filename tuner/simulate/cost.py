@@ -46,11 +46,14 @@ def fit_step_cost(measured: Mapping[Shape, float]) -> StepCost:
 
     Args:
         measured: (B, L) -> seconds, > 0; at least one shape. With fewer than three the fit is
-            exact where the shapes allow it and otherwise proportional to the tokens.
+            exact where the shapes allow it; of a single shape it is proportional to the tokens.
     """
     terms = _terms(list(measured))
     seconds = np.array(list(measured.values()))
-    coefficients, _ = nnls(terms / seconds[:, None], np.ones(len(seconds)))
+    if len(measured) == 1:
+        coefficients = np.array([0.0, seconds[0] / terms[0, 1], 0.0])
+    else:
+        coefficients, _ = nnls(terms / seconds[:, None], np.ones(len(seconds)))
     error = np.abs(terms @ coefficients / seconds - 1.0).max()
     return StepCost(
         overhead_s=float(coefficients[0]),
