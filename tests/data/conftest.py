@@ -1,4 +1,4 @@
-"""Small MindRecord sets made on the spot, and the shared text where a checkout has it beside it."""
+"""Small MindRecord sets made on the spot; the shared text where a checkout has it beside it."""
 
 from __future__ import annotations
 

@@ -53,14 +53,14 @@ def test_columns_come_in_the_order_asked_for(write_rows):
 
 
 def test_header_says_what_was_written(write_rows):
-    path = write_rows(LENGTHS, num_shards=3, description={"tokenizer": "ü \"x\" \\", "pad_id": 0})
+    path = write_rows(LENGTHS, num_shards=3, description={"tokenizer": 'ü "x" \\', "pad_id": 0})
     dataset = open_mindrecord(path)
     assert dataset.num_samples == 50
     assert sum(dataset.rows_per_file) == 50
     assert [file.name for file in dataset.files] == [f"data.mindrecord{i}" for i in range(3)]
     assert dataset.columns == {"input_ids": "int32", "labels": "int32", "length": "int32"}
     assert dataset.index_columns == ("length",)
-    assert dataset.description == {"tokenizer": "ü \"x\" \\", "pad_id": 0}
+    assert dataset.description == {"tokenizer": 'ü "x" \\', "pad_id": 0}
 
 
 def test_small_sets_make_small_files(write_rows):
@@ -161,30 +161,26 @@ def test_names_with_spaces_and_other_scripts(write_rows, tmp_path):
 
 
 class TestBrokenFiles:
-    def break_it(self, path: Path, how: str) -> str | Path:
+    def break_it(self, path: Path, how: str) -> Path:
         index = Path(f"{path}.db")
-        if how == "missing":
-            return path.with_name("nothing.mindrecord")
-        if how == "no index":
-            index.unlink()
-        if how == "text":
-            path.write_text("just a text, longer than eight bytes")
-        if how == "empty":
-            path.write_bytes(b"")
-        if how == "cut off":
-            os.truncate(path, 140_000)
-        if how == "cut in the header":
-            os.truncate(path, 100)
-        if how == "index is text":
-            index.write_text("not sqlite " * 100)
-        if how == "index is empty":
-            index.write_bytes(b"")
+        breakers = {
+            "no index": lambda: index.unlink(),
+            "text": lambda: path.write_text("just a text, longer than eight bytes"),
+            "empty": lambda: path.write_bytes(b""),
+            "cut off": lambda: os.truncate(path, 140_000),
+            "cut in the header": lambda: os.truncate(path, 100),
+            "index is text": lambda: index.write_text("not sqlite " * 100),
+            "index is empty": lambda: index.write_bytes(b""),
+        }
         if how == "renamed":
             index.rename(path.with_name("new.mindrecord.db"))
             return path.rename(path.with_name("new.mindrecord"))
         if how == "empty folder":
             path.with_name("empty").mkdir()
             return path.with_name("empty")
+        if how == "missing":
+            return path.with_name("nothing.mindrecord")
+        breakers[how]()
         return path
 
     @pytest.mark.parametrize(
@@ -222,15 +218,22 @@ class TestBrokenFiles:
         with pytest.raises(BadInputError, match="different columns"):
             open_mindrecord([write_rows([1]), other])
 
-    def test_damaged_rows_are_an_error_and_not_a_traceback(self, write_rows):
+    @pytest.mark.parametrize("hole", [b"\0", b"\xff"])
+    def test_a_hole_in_the_rows_is_found_before_mindspore_crashes_on_it(self, write_rows, hole):
         path = write_rows(LENGTHS * 20)
-        dataset = open_mindrecord(path)
+        header_bytes = 131_072
         with path.open("r+b") as stream:
-            stream.seek(dataset_start := 131_072)
-            stream.write(b"\xff" * 40_000)
-        assert dataset_start < path.stat().st_size
-        with pytest.raises(BadInputError, match="MindSpore cannot read"):
+            stream.seek(header_bytes + 40_000)
+            stream.write(hole * 20_000)
+        with pytest.raises(BadInputError, match=r"is damaged at row \d+"):
+            open_mindrecord(path)
+
+    def test_what_mindspore_cannot_read_is_one_line(self, write_rows, tmp_path):
+        dataset = open_mindrecord(write_rows(LENGTHS))
+        Path(f"{tmp_path}/data.mindrecord.db").unlink()
+        with pytest.raises(BadInputError, match="MindSpore cannot read") as caught:
             list(read_rows(dataset, ["input_ids"]))
+        assert "\n" not in str(caught.value)
 
     def test_a_missing_column_names_the_nearest_first(self, write_rows):
         with pytest.raises(BadInputError, match="no column 'label'; its columns are: labels"):

@@ -29,9 +29,10 @@ from tuner.errors import BadInputError
 DESCRIPTION_KEY = "varseq"
 MAX_HEADER_BYTES = 128 << 20  # MindSpore's own limit for set_header_size
 INDEX_ROWS_PER_READ = 10_000
-# Rows of equal shape can differ in their values only; a few blocks of the payload tell them apart.
-SAMPLED_BLOCKS = 32
-SAMPLED_BLOCK_BYTES = 4096
+# The first bytes of a few rows of each file are read: rows of the same lengths can differ in their
+# values, and a copy that went wrong has holes. (MindSpore crashes on rows that are damaged.)
+SAMPLED_ROWS = 64
+SAMPLED_BYTES = 4096
 
 PathLike = str | os.PathLike[str]
 
@@ -246,35 +247,59 @@ def _check_and_digest(
     file: Path, header: Mapping[str, Any], index_columns: Sequence[str], digest: hashlib._Hash
 ) -> int:
     """Check one file against its index, add its content to the digest, return its rows."""
-    fields = [f'"{name}_{position}"' for position, name in enumerate(index_columns)]
-    places = ["PAGE_ID_RAW", "PAGE_OFFSET_RAW_END", "PAGE_ID_BLOB", "PAGE_OFFSET_BLOB_END"]
+    columns = ["PAGE_ID_RAW", "PAGE_OFFSET_RAW_END", "PAGE_ID_BLOB", "PAGE_OFFSET_BLOB"]
+    columns += ["PAGE_OFFSET_BLOB_END"]
+    columns += [f'"{name}_{position}"' for position, name in enumerate(index_columns)]
+    query = f"SELECT {', '.join(columns)} FROM INDEXES ORDER BY ROW_ID"
     schema = _schema_of(header, file)
     digest.update(json.dumps([schema, header["page_size"]], sort_keys=True).encode())
-    num_rows = end = 0
+    row_number = end = 0
+    places: list[_Place] = []
     try:
         with closing(_open_index(file)) as connection:
             (name,) = connection.execute("SELECT NAME FROM SHARD_NAME").fetchone()
-            query = f"SELECT {', '.join(places + fields)} FROM INDEXES ORDER BY ROW_ID"
+            (num_rows,) = connection.execute("SELECT COUNT(*) FROM INDEXES").fetchone()
+            step = max(1, num_rows // SAMPLED_ROWS)
             cursor = connection.execute(query)
             while rows := cursor.fetchmany(INDEX_ROWS_PER_READ):
                 digest.update(repr(rows).encode())
-                num_rows += len(rows)
                 end = max(end, max(_end_of_row(row, header) for row in rows))
+                first = -row_number % step
+                places += [
+                    _place_of(row_number + i, rows[i], header)
+                    for i in range(first, len(rows), step)
+                ]
+                row_number += len(rows)
     except (sqlite3.Error, TypeError) as error:
         raise BadInputError(
             f"{index_path(file)} is not the index of a MindRecord file ({error})",
             fix="copy the file and its .db again, or write them again",
         ) from error
     _check_name_and_size(file, str(name), end)
-    _digest_payload(file, int(header["header_size"]), end, digest)
-    return num_rows
+    _check_and_digest_rows(file, places, digest)
+    return int(num_rows)
 
 
-def _end_of_row(row: Sequence[Any], header: Mapping[str, Any]) -> int:
-    raw_page, raw_end, blob_page, blob_end = row[:4]
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where the arrays of a row stand in the file."""
+
+    row_number: int
+    start: int
+    num_bytes: int
+
+
+def _end_of_row(row: Sequence[int], header: Mapping[str, Any]) -> int:
+    raw_page, raw_end, blob_page, _, blob_end = row[:5]
     page_bytes = int(header["page_size"])
     ends = (raw_page * page_bytes + raw_end, blob_page * page_bytes + blob_end)
-    return int(header["header_size"]) + int(max(ends))
+    return int(header["header_size"]) + max(ends)
+
+
+def _place_of(row_number: int, row: Sequence[int], header: Mapping[str, Any]) -> _Place:
+    page, offset, end = row[2:5]
+    start = int(header["header_size"]) + int(header["page_size"]) * page + offset
+    return _Place(row_number=row_number, start=start, num_bytes=end - offset)
 
 
 def _check_name_and_size(file: Path, name_in_index: str, end: int) -> None:
@@ -292,9 +317,15 @@ def _check_name_and_size(file: Path, name_in_index: str, end: int) -> None:
         )
 
 
-def _digest_payload(file: Path, start: int, end: int, digest: hashlib._Hash) -> None:
-    step = max(SAMPLED_BLOCK_BYTES, (end - start) // SAMPLED_BLOCKS)
+def _check_and_digest_rows(file: Path, places: Sequence[_Place], digest: hashlib._Hash) -> None:
+    """Each row starts with a little-endian uint64, the number of bytes that follow."""
     with file.open("rb") as stream:
-        for offset in range(start, end, step):
-            stream.seek(offset)
-            digest.update(stream.read(min(SAMPLED_BLOCK_BYTES, end - offset)))
+        for place in places:
+            stream.seek(place.start)
+            data = stream.read(min(SAMPLED_BYTES, place.num_bytes))
+            if int.from_bytes(data[:8], "little") != place.num_bytes - 8:
+                raise BadInputError(
+                    f"{file} is damaged at row {place.row_number} (byte {place.start})",
+                    fix="copy it again or write it again",
+                )
+            digest.update(data)
