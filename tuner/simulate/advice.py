@@ -28,7 +28,8 @@ class Verdict:
 
 def judge_lengths(profile: LengthProfile) -> Verdict:
     """Choose between fixed padding and variable lengths by the padding of the former."""
-    padding_fraction = 1 - profile.fraction_when_padded_to_longest
+    padded_tokens = profile.num_samples * profile.longest
+    padding_fraction = (padded_tokens - profile.total_tokens) / padded_tokens
     wasted = f"padding every row to the longest ({profile.longest} tokens) wastes "
     wasted += f"{padding_fraction:.1%} of the tokens"
     if padding_fraction > PAYS_ABOVE_PADDING_FRACTION:
