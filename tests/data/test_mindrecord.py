@@ -153,6 +153,12 @@ def test_a_file_that_ends_in_a_digit_is_not_taken_for_a_shard(write_rows, tmp_pa
         open_mindrecord(tmp_path / "data.mindrecord")
 
 
+def test_more_shards_than_rows(write_rows):
+    dataset = open_mindrecord(write_rows([3, 4], num_shards=5))
+    assert sorted(dataset.rows_per_file) == [0, 0, 0, 1, 1]
+    assert ids_of(read_rows(dataset, ["input_ids"], np.array([1, 0, 1]))) == [1, 0, 1]
+
+
 def test_names_with_spaces_and_other_scripts(write_rows, tmp_path):
     (tmp_path / "dé r 'q&;#?%").mkdir()
     path = write_rows(LENGTHS, name="dé r 'q&;#?%/数据 ü#%.mindrecord")
@@ -203,6 +209,11 @@ class TestBrokenFiles:
         with pytest.raises(BadInputError, match=says) as caught:
             open_mindrecord(self.break_it(path, how))
         assert "\n" not in str(caught.value)
+
+    def test_a_file_named_twice_is_refused(self, write_rows):
+        path = write_rows([1])
+        with pytest.raises(BadInputError, match="is named twice"):
+            open_mindrecord([path, path])
 
     def test_a_missing_shard_is_named(self, write_rows):
         base = write_rows(LENGTHS, num_shards=3)

@@ -285,7 +285,7 @@ def _print_summary(summary: PrepareSummary) -> None:
         rows.append(("tokens folded into the unknown id", summary.num_folded_tokens))
     rows.append(("written to", str(summary.out)))
     cells = [(name, f"{value:,}" if isinstance(value, int) else value) for name, value in rows]
-    print(format_table(cells, ["", ""]))
+    print(format_table(cells, headers=[]))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -100,9 +101,14 @@ def read_rows(
     require_columns(dataset, columns)
     if row_indices is not None:
         _check_row_indices(dataset, row_indices)
-    if dataset.num_samples == 0 or (row_indices is not None and len(row_indices) == 0):
+    if dataset.num_samples == 0:
         return iter(())
-    return _iterate(dataset, columns, row_indices)
+    if row_indices is None:
+        return _iterate(dataset, columns, None)
+    # A SubsetSampler takes no more indices than there are rows, however often they repeat.
+    starts = range(0, len(row_indices), dataset.num_samples)
+    pieces = (row_indices[start : start + dataset.num_samples] for start in starts)
+    return chain.from_iterable(_iterate(dataset, columns, piece) for piece in pieces)
 
 
 def _check_row_indices(dataset: MindRecordSet, row_indices: Array) -> None:
@@ -316,7 +322,8 @@ def check_output(path: Path, *, num_shards: int, overwrite: bool) -> tuple[Path,
     if forbidden or path.name != path.name.strip() or not path.name or path.name.endswith(".db"):
         raise BadInputError(
             f"MindRecord files cannot be called '{path.name}'",
-            fix="use a name like data.mindrecord, without " + " ".join(FORBIDDEN_IN_FILE_NAMES),
+            fix="use a name like data.mindrecord, without "
+            + " ".join(sorted(FORBIDDEN_IN_FILE_NAMES)),
         )
     if path.is_dir():
         raise BadInputError(

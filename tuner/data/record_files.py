@@ -75,6 +75,9 @@ def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
     if not paths:
         raise BadInputError("no MindRecord file given", fix="name at least one")
     files = tuple(file for one in paths for file in _find_files(os.fspath(one)))
+    twice = [file for i, file in enumerate(files) if file in files[:i]]
+    if twice:
+        raise BadInputError(f"{twice[0]} is named twice", fix="name it once")
     headers = [_read_header(file) for file in files]
     schema = _schema_of(headers[0], files[0])
     for file, header in zip(files, headers, strict=True):

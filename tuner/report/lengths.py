@@ -95,10 +95,11 @@ def format_histogram(tokens: Lengths, bar: str = "█") -> str:
 
 
 def format_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    """A plain table; numbers to the right, with thousands marked."""
+    """A table; numbers to the right, with thousands marked. No headers, no lines."""
     cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows]
     align = ["right" if isinstance(cell, int) else "left" for cell in rows[0]] if rows else None
-    return tabulate(cells, headers=headers, colalign=align, disable_numparse=True)
+    style = "simple" if headers else "plain"
+    return tabulate(cells, headers, tablefmt=style, colalign=align, disable_numparse=True)
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
