@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
 from tuner.errors import EXIT_BAD_INPUT, BadInputError
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM an exception, so that half-written files and child processes are cleared up."""
+    signal.signal(signal.SIGTERM, _raise_exit)
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_TERMINATED)
 
 
 def run_command(command_name: str, command: Callable[[], int]) -> int:

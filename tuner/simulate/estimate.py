@@ -30,7 +30,7 @@ class ShapeMeasurement:
         step_spread_s: Largest minus smallest of the steady steps.
         num_timed_steps: Steady steps that were timed.
         memory_bytes: Memory of the process after this shape.
-        loss: Summed loss of the first call divided by its labels; NaN without labels.
+        loss: Summed loss of the first call divided by its labels; None without labels.
     """
 
     batch_size: int
@@ -40,7 +40,7 @@ class ShapeMeasurement:
     step_spread_s: float
     num_timed_steps: int
     memory_bytes: int
-    loss: float
+    loss: float | None
 
     @property
     def shape(self) -> Shape:

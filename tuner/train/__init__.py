@@ -2,6 +2,7 @@
 
 import os
 
-# Errors only, unless the user asks for more: MindSpore warns about its own deprecations and about
-# every device it was not built for. Read once, when mindspore is imported.
-os.environ.setdefault("GLOG_v", "3")
+# Quiet, unless the user asks for more: MindSpore warns about its own deprecations and about every
+# device it was not built for, and what it raises it also prints with its C++ call stack. Read once,
+# when mindspore is imported.
+os.environ.setdefault("GLOG_v", "4")

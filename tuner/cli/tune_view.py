@@ -1,0 +1,97 @@
+"""What varseq-tune shows while it runs: a line a trial, and on a terminal a bar with the best."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tuner.config.schema import TrainConfig
+from tuner.report.study import describe_config
+from tuner.study.choose import choose_best, pad_to_longest
+from tuner.study.outcome import NumberedOutcome
+
+
+class TuneView:
+    """Progress on standard error."""
+
+    def __init__(self, trials: int) -> None:
+        """Show nothing yet.
+
+        Args:
+            trials: Wanted in all.
+        """
+        self.notices: list[str] = []
+        self._trials = trials
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("trial {task.completed}/{task.total}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=trials)
+        self._known = 0
+        self._best = ""
+
+    def __enter__(self) -> TuneView:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def notice(self, line: str) -> None:
+        """Show a line, and keep it for the report."""
+        self.notices.append(line)
+        self._print(line)
+
+    def trial(self, number: int, config: TrainConfig) -> None:
+        """A trial starts."""
+        self._progress.update(
+            self._task, description=f"{self._best}now: {describe_config(config)}"
+        )
+
+    def outcomes(self, outcomes: Sequence[NumberedOutcome]) -> None:
+        """An outcome has come; at the start, those of earlier starts."""
+        if self._known == 0 and len(outcomes) > 1:
+            self._print(f"{len(outcomes)} trials are done already; going on from them")
+        elif len(outcomes) > self._known:
+            self._print(self._outcome_line(outcomes))
+        self._known = len(outcomes)
+        self._best = self._best_so_far(outcomes)
+        self._progress.update(self._task, completed=len(outcomes), description=self._best)
+
+    def _outcome_line(self, outcomes: Sequence[NumberedOutcome]) -> str:
+        item = outcomes[-1]
+        outcome = item.outcome
+        if outcome.real_tokens_per_s is None:
+            found = f"{outcome.status}: {outcome.reason}"
+        else:
+            found = f"{outcome.real_tokens_per_s:,.0f} real tokens/s"
+        return (
+            f"trial {len(outcomes)}/{self._trials}: {describe_config(outcome.config)}: {found}, "
+            f"{outcome.wall_s:.0f} s; {self._best_so_far(outcomes)}"
+        ).rstrip("; ")
+
+    @staticmethod
+    def _best_so_far(outcomes: Sequence[NumberedOutcome]) -> str:
+        best, fixed = choose_best(outcomes), pad_to_longest(outcomes)
+        if best is None or best.outcome.real_tokens_per_s is None:
+            return ""
+        text = f"best {best.outcome.real_tokens_per_s:,.0f}"
+        if fixed is not None and fixed.outcome.real_tokens_per_s:
+            ratio = best.outcome.real_tokens_per_s / fixed.outcome.real_tokens_per_s
+            text += f", {ratio:.2f} x pad-to-longest"
+        return text + "; "
+
+    def _print(self, line: str) -> None:
+        if self._console.is_terminal:
+            self._progress.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""The config that the study starts from: the user's own, or a small decoder fitted to the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.config.schema import DataConfig, LoopConfig, ModelConfig, TrainConfig
+from tuner.data.lengths import Lengths, check_content
+from tuner.data.mindrecord import MindRecordSet
+
+PLANNED_EPOCHS = 3
+VOCABULARY_MULTIPLE = 8
+CHECKED_ROWS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedData:
+    """The data of a study.
+
+    Attributes:
+        dataset: The opened set.
+        lengths: Of all its rows.
+        longest: Tokens of the longest row after truncation.
+    """
+
+    dataset: MindRecordSet
+    lengths: Lengths
+    longest: int
+
+
+def fitted_base(dataset: MindRecordSet, path: str) -> TrainConfig:
+    """A config with a small decoder whose vocabulary is the data's.
+
+    Args:
+        dataset: The opened set.
+        path: Where it is, as the config shall name it.
+
+    Raises:
+        BadInputError: the rows are not fit for training.
+    """
+    data = DataConfig(
+        path=path,
+        label_column="labels" if "labels" in dataset.columns else None,
+        pad_id=int(dataset.description.get("pad_id") or 0),
+    )
+    vocab_size = _vocabulary(dataset, data)
+    return TrainConfig(
+        data=data,
+        model=ModelConfig(vocab_size=vocab_size),
+        train=LoopConfig(epochs=PLANNED_EPOCHS),
+    )
+
+
+def describe_fitted(base: TrainConfig) -> str:
+    """What was assumed where the user gave no config."""
+    model = base.model
+    return (
+        f"no --config: trials use a small decoder ({model.num_layers} layers, width "
+        f"{model.width}, vocabulary {model.vocab_size}, fitted to the data) and a planned run of "
+        f"{base.train.epochs} epochs; give --config to tune your own model"
+    )
+
+
+def check_base(dataset: MindRecordSet, config: TrainConfig) -> None:
+    """Look into the rows before anything dear is done.
+
+    Raises:
+        BadInputError: a column is not there, labels and ids differ in length, or an id is outside
+            the model's vocabulary.
+    """
+    check_content(
+        dataset,
+        config.data.input_column,
+        config.data.label_column,
+        config.model.vocab_size,
+        limit_rows=CHECKED_ROWS,
+    )
+
+
+def _vocabulary(dataset: MindRecordSet, data: DataConfig) -> int:
+    """The size that `varseq-data prepare` recorded, else from the largest id of all rows."""
+    recorded = dataset.description.get("vocab_size")
+    if isinstance(recorded, int) and recorded > 0:
+        return recorded
+    content = check_content(
+        dataset, data.input_column, data.label_column, None, limit_rows=dataset.num_samples
+    )
+    return -(-(content.max_token_id + 1) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE

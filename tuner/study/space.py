@@ -1,0 +1,173 @@
+"""What the study may choose: a search space file, fitted to the data and the device."""
+
+from __future__ import annotations
+
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tuner.batching.align import align_length
+from tuner.config.codec import parse_model, read_yaml, to_plain
+from tuner.config.schema import AlignRule, PositiveInt, Section, TrainConfig
+from tuner.errors import BadInputError
+
+Align = PositiveInt | tuple[AlignRule, ...]
+
+
+class IntRange(Section):
+    """Whole numbers, both ends included."""
+
+    low: PositiveInt
+    """Smallest."""
+    high: PositiveInt
+    """Largest."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> IntRange:
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high (got {self.low} and {self.high})")
+        return self
+
+
+class SearchSpace(Section):
+    """A search space file."""
+
+    strategy: Annotated[tuple[Literal["fixed", "dynamic", "bucketed"], ...], Field(min_length=1)]
+    """Batching strategies."""
+    num_buckets: IntRange
+    """Buckets at most, for bucketed."""
+    align: Annotated[tuple[Align, ...], Field(min_length=1)]
+    """Alignment rules."""
+    longest_rows_per_batch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Token budgets, as rows of the longest padded length."""
+    graph_mode: Annotated[tuple[Literal["static", "dynamic"], ...], Field(min_length=1)]
+    """Graph modes."""
+    jit_level: Annotated[tuple[Literal["O0", "O1", "O2"], ...], Field(min_length=1)]
+    """Levels; which of them are tried depends on the device."""
+    max_static_shapes: PositiveInt = 32
+    """Static shapes of a plan at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One point of the space.
+
+    Attributes:
+        strategy: Batching strategy.
+        num_buckets: Buckets at most; None unless bucketed.
+        align: Alignment rule.
+        longest_rows_per_batch: Token budget as rows of the longest padded length.
+        graph_mode: Graph mode.
+        jit_level: Level.
+    """
+
+    strategy: str
+    num_buckets: int | None
+    align: Align
+    longest_rows_per_batch: int
+    graph_mode: str
+    jit_level: str
+
+
+def load_space(name_or_path: str) -> SearchSpace:
+    """A space by its name among the shipped ones, or from a file.
+
+    Raises:
+        BadInputError: there is none, or it breaks the schema.
+    """
+    path = Path(name_or_path)
+    if not path.suffix and not path.exists():
+        path = _shipped_folder() / f"{name_or_path}.yaml"
+        if not path.exists():
+            names = sorted(file.stem for file in _shipped_folder().glob("*.yaml"))
+            raise BadInputError(
+                f"--space: no search space is called {name_or_path!r}",
+                fix=f"give a file, or one of: {', '.join(names)}",
+            )
+    return parse_model(SearchSpace, read_yaml(path), source=str(path))
+
+
+def fit_to_device(space: SearchSpace, device: str) -> tuple[SearchSpace, list[str]]:
+    """The space without what the device does not take, and the reasons in words.
+
+    Args:
+        space: As written.
+        device: `CPU` or `Ascend`.
+    """
+    if device == "Ascend":
+        return space, []
+    if space.jit_level == ("O0",):
+        return space, []
+    left_out = ", ".join(level for level in space.jit_level if level != "O0")
+    note = (
+        f"jit_level {left_out} not tried: on {device} every level compiles to the same kernels, "
+        "so its timing says nothing about an NPU"
+    )
+    return space.model_copy(update={"jit_level": ("O0",)}), [note]
+
+
+def choice_overrides(choice: Choice, longest: int) -> dict[str, Any]:
+    """The config fields that a choice sets.
+
+    Args:
+        choice: A point of the space.
+        longest: Tokens of the longest row after truncation.
+    """
+    budget = choice.longest_rows_per_batch * align_length(longest, choice.align)
+    align = choice.align
+    return {
+        "batching.strategy": choice.strategy,
+        "batching.num_buckets": choice.num_buckets or 1,
+        "batching.boundaries": [],
+        "batching.batch_sizes": [],
+        "batching.samples_per_batch": None,
+        "batching.align": align if isinstance(align, int) else [to_plain(rule) for rule in align],
+        "batching.tokens_per_batch": budget,
+        "graph.mode": choice.graph_mode,
+        "graph.jit_level": choice.jit_level,
+    }
+
+
+def first_choices(space: SearchSpace) -> list[Choice]:
+    """What is tried before anything is proposed: the simplest config of each strategy.
+
+    The first is pad-to-longest where the space has it: the figure that others are held against.
+    """
+    static = "static" if "static" in space.graph_mode else space.graph_mode[0]
+    dynamic = "dynamic" if "dynamic" in space.graph_mode else space.graph_mode[0]
+    # Half of the largest number of buckets, within the range.
+    buckets = max(space.num_buckets.low, space.num_buckets.high // 2)
+    modes = {"fixed": static, "bucketed": static, "dynamic": dynamic}
+    return [
+        Choice(
+            strategy=strategy,
+            num_buckets=buckets if strategy == "bucketed" else None,
+            align=space.align[0],
+            longest_rows_per_batch=space.longest_rows_per_batch[-1],
+            graph_mode=mode,
+            jit_level=space.jit_level[0],
+        )
+        for strategy, mode in modes.items()
+        if strategy in space.strategy
+    ]
+
+
+def tokens_per_update(space: SearchSpace, base: TrainConfig, longest: int) -> int:
+    """Real tokens of an optimizer update, the same for every candidate.
+
+    The base's own figure if it has one, else the largest token budget of the space, so that every
+    candidate trains the same updates whatever its batches are.
+    """
+    if base.train.tokens_per_update is not None:
+        return base.train.tokens_per_update
+    return max(space.longest_rows_per_batch) * longest
+
+
+def _shipped_folder() -> Path:
+    """`search_spaces` inside the installed package, or beside it in a checkout."""
+    package = Path(str(importlib.resources.files("tuner")))
+    installed = package / "search_spaces"
+    return installed if installed.is_dir() else package.parent / "search_spaces"

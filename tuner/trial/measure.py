@@ -1,0 +1,124 @@
+"""Measuring one config: which shapes, and how they are timed. Runs inside the trial's process.
+
+The first call of a shape holds its compile and the taking of its memory, the second is not typical
+yet: both are left out of the steady timings. Every call ends with the result on the host, so a
+timing is of the work and not of the queue.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tuner.batching.grouping import Shape
+from tuner.batching.plan import BatchPlan, PlannedBatch
+from tuner.config.schema import TrainConfig
+from tuner.data.mindrecord import MindRecordSet
+from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.train.device import memory_bytes
+from tuner.train.engine import Engine
+from tuner.train.loader import Batch, read_batches
+
+UNTYPICAL_CALLS = 2
+
+
+class DivergedError(Exception):
+    """A loss that is not a number."""
+
+
+def choose_shapes(counts: Mapping[Shape, int], max_shapes: int) -> list[Shape]:
+    """The shapes to measure, largest first, so that one too large for memory shows at once.
+
+    All that the epoch meets, if they are few enough; else the largest and the smallest, between
+    which the fit then interpolates, and of the rest those that carry most padded tokens.
+
+    Args:
+        counts: (B, L) -> steps of an epoch.
+        max_shapes: >= 3.
+    """
+    met = sorted((shape for shape, count in counts.items() if count), key=_size, reverse=True)
+    if len(met) <= max_shapes:
+        return met
+    by_share = sorted(met[1:-1], key=lambda shape: counts[shape] * _size(shape)[0], reverse=True)
+    chosen = {met[0], met[-1], *by_share[: max_shapes - 2]}
+    return [shape for shape in met if shape in chosen]
+
+
+def read_one_batch_each(
+    dataset: MindRecordSet, plan: BatchPlan, shapes: Sequence[Shape], config: TrainConfig
+) -> list[Batch]:
+    """The first batch of the epoch at each shape, of real rows."""
+    first: dict[Shape, PlannedBatch] = {}
+    for step in plan.steps_of_rank(0):
+        first.setdefault(step.shape, step)
+        if len(first) == len(plan.shapes):
+            break
+    steps = [first[shape] for shape in shapes]
+    return list(read_batches(dataset, steps, config.data, config.model.vocab_size))
+
+
+def measure_shapes(
+    engine: Engine,
+    batches: Iterable[Batch],
+    timed_steps: int,
+    on_measured: Callable[[ShapeMeasurement], None],
+) -> tuple[ShapeMeasurement, ...]:
+    """Time every batch's shape.
+
+    Args:
+        engine: Fresh.
+        batches: One of each shape, largest first.
+        timed_steps: Steady steps of each, >= 1.
+        on_measured: Told every measurement at once, so that a later failure keeps it.
+
+    Raises:
+        DivergedError: a loss that is not a number.
+    """
+    measured = []
+    for batch in batches:
+        measurement = _measure_shape(engine, batch, timed_steps)
+        on_measured(measurement)
+        measured.append(measurement)
+    return tuple(measured)
+
+
+def measure_update(engine: Engine, learning_rate: float, timed_updates: int) -> UpdateMeasurement:
+    """Time the optimizer update; the parameters move."""
+    seconds = []
+    for number in range(1, timed_updates + UNTYPICAL_CALLS + 1):
+        started = time.perf_counter()
+        engine.run_update(learning_rate, number, label_tokens=1)
+        seconds.append(time.perf_counter() - started)
+    return UpdateMeasurement(
+        first_call_s=seconds[0], update_s=statistics.median(seconds[UNTYPICAL_CALLS:])
+    )
+
+
+def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasurement:
+    seconds = []
+    losses = []
+    for _ in range(timed_steps + UNTYPICAL_CALLS):
+        started = time.perf_counter()
+        losses.append(engine.run_step(batch))
+        seconds.append(time.perf_counter() - started)
+    size, length = batch.shape
+    if not all(math.isfinite(loss) for loss in losses):
+        raise DivergedError(f"the loss at B={size} L={length} is {losses[0]}")
+    steady = seconds[UNTYPICAL_CALLS:]
+    return ShapeMeasurement(
+        batch_size=size,
+        padded_length=length,
+        first_call_s=seconds[0],
+        step_s=statistics.median(steady),
+        step_spread_s=max(steady) - min(steady),
+        num_timed_steps=timed_steps,
+        memory_bytes=memory_bytes(engine.device),
+        loss=losses[0] / batch.label_tokens if batch.label_tokens else None,
+    )
+
+
+def _size(shape: Shape) -> tuple[int, int]:
+    size, length = shape
+    return size * length, length

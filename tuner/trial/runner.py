@@ -1,0 +1,225 @@
+"""Running a trial in a process of its own, with a time and a memory limit.
+
+However the process ends, the answer is a TrialResult: the file it wrote if there is one, else what
+we did to it (timeout, oom), else the signal or text it died with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from tuner.errors import BadInputError
+from tuner.simulate.estimate import ShapeMeasurement
+from tuner.trial.folder import TrialFolder
+from tuner.trial.record import (
+    Installation,
+    Status,
+    TrialResult,
+    TrialSpec,
+    UnreadableRecordError,
+    parse_json,
+    to_json,
+)
+
+WORKER_COMMAND = (sys.executable, "-m", "tuner.trial.worker")
+POLL_S = 0.05
+PROBE_LIMIT_S = 120.0
+# What allocators say when they fail: NumPy and Python, C++, MindSpore on CPU and on Ascend.
+OUT_OF_MEMORY_TEXT = re.compile(
+    r"MemoryError|bad_alloc|out of memory|[Mm]alloc.*fail|[Aa]lloc\w* .*memory.*fail"
+    r"|[Mm]emory not enough|Unable to allocate",
+)
+
+
+class TrialRunner(Protocol):
+    """Runs one trial; never raises for what a trial does."""
+
+    def run(self, spec: TrialSpec, folder: TrialFolder) -> TrialResult:
+        """Measure; files go to the folder, which may hold those of an interrupted attempt."""
+
+    def probe(self, device: str) -> Installation:
+        """What trials will run on, given the config's `device`."""
+
+
+class ProcessRunner:
+    """The real one: a fresh Python process for each trial."""
+
+    def __init__(self, command: Sequence[str] = WORKER_COMMAND) -> None:
+        """Choose the process.
+
+        Args:
+            command: Program and arguments; the trial's folder is added as the last one.
+        """
+        self._command = tuple(command)
+
+    def run(self, spec: TrialSpec, folder: TrialFolder) -> TrialResult:
+        """Run the worker until it ends or breaks a limit."""
+        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.path.mkdir(parents=True)
+        folder.spec.write_text(to_json(spec), encoding="utf-8")
+        started = time.monotonic()
+        watched = _watch([*self._command, str(folder.path)], folder, spec)
+        return _classify(watched, folder, spec, time.monotonic() - started)
+
+    def probe(self, device: str) -> Installation:
+        """Import MindSpore in a process and ask what it is.
+
+        Raises:
+            BadInputError: it cannot be imported, or has no such device.
+        """
+        try:
+            done = subprocess.run(
+                [*self._command, "--probe", device],
+                capture_output=True,
+                text=True,
+                timeout=PROBE_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise BadInputError(
+                f"MindSpore did not start within {PROBE_LIMIT_S:.0f} s",
+                fix="check the installation with: python -c 'import mindspore'",
+            ) from None
+        lines = done.stdout.strip().splitlines()
+        try:
+            return parse_json(Installation, lines[-1] if lines else "")
+        except UnreadableRecordError:
+            raise BadInputError(
+                f"MindSpore does not start here: {_last_line(done.stderr)}",
+                fix="check the installation with: python -c 'import mindspore'",
+            ) from None
+
+
+class _Watched:
+    """How a process ended and what was seen of it."""
+
+    def __init__(self, return_code: int, peak_bytes: int, broken_limit: Status | None) -> None:
+        self.return_code = return_code
+        self.peak_bytes = peak_bytes
+        self.broken_limit = broken_limit
+
+
+def _watch(command: Sequence[str], folder: TrialFolder, spec: TrialSpec) -> _Watched:
+    with folder.stdout.open("wb") as stdout, folder.stderr.open("wb") as stderr:
+        # Its own session: Ctrl-C reaches the tuner alone, which then ends the whole group.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        try:
+            return _poll(process, spec)
+        finally:
+            _end_group(process)
+
+
+def _poll(process: subprocess.Popen[bytes], spec: TrialSpec) -> _Watched:
+    deadline = time.monotonic() + spec.time_limit_s
+    peak_bytes = 0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _Watched(process.wait(timeout=POLL_S), peak_bytes, None)
+        memory_bytes = _tree_memory_bytes(process.pid)
+        peak_bytes = max(peak_bytes, memory_bytes)
+        if memory_bytes > spec.memory_limit_bytes:
+            return _Watched(-signal.SIGKILL, peak_bytes, "oom")
+        if time.monotonic() > deadline:
+            return _Watched(-signal.SIGKILL, peak_bytes, "timeout")
+
+
+def _tree_memory_bytes(pid: int) -> int:
+    """Resident bytes of a process and its children; 0 once it is gone."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total = 0
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            total += member.memory_info().rss
+    return total
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _classify(
+    watched: _Watched, folder: TrialFolder, spec: TrialSpec, wall_s: float
+) -> TrialResult:
+    shapes = _read_measured(folder)
+    peak_bytes = watched.peak_bytes
+
+    def failed(status: Status, reason: str) -> TrialResult:
+        after = f", after {len(shapes)} measured shapes" if shapes else ""
+        return TrialResult(
+            status=status,
+            reason=reason + after,
+            shapes=shapes,
+            peak_bytes=peak_bytes,
+            memory_kind="resident set of the process",
+            wall_s=wall_s,
+        )
+
+    if watched.broken_limit == "timeout":
+        return failed("timeout", f"over the time limit of {spec.time_limit_s:g} s")
+    if watched.broken_limit == "oom":
+        limit_gb = spec.memory_limit_bytes / 1e9
+        return failed("oom", f"{peak_bytes / 1e9:.2f} GB, over the limit of {limit_gb:.2f} GB")
+    if watched.return_code == 0 and folder.result.exists():
+        return _read_result(folder, wall_s, failed("crashed", "it wrote an unreadable result"))
+    return failed(*_cause_of_death(watched.return_code, folder.stderr))
+
+
+def _read_result(folder: TrialFolder, wall_s: float, unreadable: TrialResult) -> TrialResult:
+    try:
+        result = parse_json(TrialResult, folder.result.read_text(encoding="utf-8"))
+    except (UnreadableRecordError, UnicodeDecodeError):
+        return unreadable
+    return TrialResult(**{**vars(result), "wall_s": wall_s})
+
+
+def _read_measured(folder: TrialFolder) -> tuple[ShapeMeasurement, ...]:
+    if not folder.measured.exists():
+        return ()
+    measured = []
+    for line in folder.measured.read_text(encoding="utf-8", errors="replace").splitlines():
+        # A last line cut off by a kill is no measurement.
+        with contextlib.suppress(UnreadableRecordError):
+            measured.append(parse_json(ShapeMeasurement, line))
+    return tuple(measured)
+
+
+def _cause_of_death(return_code: int, stderr: Path) -> tuple[Status, str]:
+    text = stderr.read_text(encoding="utf-8", errors="replace")[-20_000:]
+    if OUT_OF_MEMORY_TEXT.search(text):
+        return "oom", _last_line(text)
+    if return_code < 0:
+        name = signal.Signals(-return_code).name
+        hint = " (by the system, often for memory)" if -return_code == signal.SIGKILL else ""
+        return "crashed", f"killed by {name}{hint}"
+    if return_code == 0:
+        return "crashed", "it ended without a result"
+    return "crashed", f"exit code {return_code}: {_last_line(text)}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"

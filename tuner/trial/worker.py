@@ -1,0 +1,116 @@
+"""The process of a trial: `python -m tuner.trial.worker FOLDER`, or `--probe DEVICE`.
+
+Reads spec.json, writes measured.jsonl as it goes and result.json at the end. What it cannot catch
+(a kill, a crash below Python) the runner sees from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from tuner.batching.plan import plan_batches
+from tuner.config.codec import write_text
+from tuner.config.schema import DataConfig, ModelConfig, TrainConfig
+from tuner.data.lengths import Lengths
+from tuner.data.mindrecord import open_mindrecord
+from tuner.errors import BadInputError
+from tuner.simulate.estimate import ShapeMeasurement
+from tuner.train.device import installed_versions, open_device, peak_memory_bytes
+from tuner.train.engine import Engine
+from tuner.trial.folder import TrialFolder
+from tuner.trial.measure import (
+    DivergedError,
+    choose_shapes,
+    measure_shapes,
+    measure_update,
+    read_one_batch_each,
+)
+from tuner.trial.record import Installation, TrialResult, TrialSpec, parse_json, to_json
+from tuner.trial.runner import OUT_OF_MEMORY_TEXT
+
+
+def main(arguments: list[str]) -> int:
+    """Run one trial or the probe; returns the exit code."""
+    if arguments[0] == "--probe":
+        print(to_json(_probe(arguments[1])), flush=True)
+        return 0
+    _end_with_parent()
+    folder = TrialFolder(Path(arguments[0]))
+    result = _answer(folder)
+    write_text(folder.result, to_json(result))
+    return 0
+
+
+def _probe(device: str) -> Installation:
+    config = TrainConfig(
+        data=DataConfig(path=""),
+        model=ModelConfig(vocab_size=1),
+        device=device,  # type: ignore[arg-type]
+    )
+    return Installation(device=open_device(config).name, versions=installed_versions())
+
+
+def _answer(folder: TrialFolder) -> TrialResult:
+    """Measure; every exception becomes a result. Its traceback goes to stderr.log."""
+    try:
+        return _measure(folder)
+    except BadInputError as error:
+        return TrialResult(status="refused", reason=str(error))
+    except DivergedError as error:
+        return TrialResult(status="diverged", reason=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+        first_line = next(line for line in text.splitlines() if line.strip())[:300]
+        is_memory = isinstance(error, MemoryError) or OUT_OF_MEMORY_TEXT.search(text)
+        return TrialResult(status="oom" if is_memory else "crashed", reason=first_line)
+
+
+def _measure(folder: TrialFolder) -> TrialResult:
+    spec = parse_json(TrialSpec, folder.spec.read_text(encoding="utf-8"))
+    config = spec.config
+    dataset = open_mindrecord(config.data.path)
+    lengths = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
+    plan = plan_batches(lengths, config)
+    shapes = choose_shapes(plan.shape_counts(), spec.max_shapes)
+    batches = read_one_batch_each(dataset, plan, shapes, config)
+    device = open_device(config)
+    engine = Engine(config, device, max(length for _, length in plan.shapes))
+    with folder.measured.open("a", encoding="utf-8") as file:
+
+        def keep(measurement: ShapeMeasurement) -> None:
+            file.write(to_json(measurement) + "\n")
+            file.flush()
+
+        measured = measure_shapes(engine, batches, spec.timed_steps, keep)
+    update = measure_update(engine, config.optimizer.learning_rate, spec.timed_steps)
+    return TrialResult(
+        status="ok",
+        shapes=measured,
+        update=update,
+        peak_bytes=peak_memory_bytes(device),
+        memory_kind=device.memory_kind,
+    )
+
+
+def _end_with_parent() -> None:
+    """End this process when the tuner is gone: a killed tuner must leave no trial behind."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
