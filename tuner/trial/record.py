@@ -73,7 +73,17 @@ class Installation:
     versions: dict[str, str]
 
 
-def to_json(record: TrialSpec | TrialResult | Installation | ShapeMeasurement) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why nothing can run here: the two halves of a BadInputError."""
+
+    problem: str
+    fix: str
+
+
+def to_json(
+    record: TrialSpec | TrialResult | Installation | Refusal | ShapeMeasurement,
+) -> str:
     """One line of JSON; the inverse of `parse_json`."""
     return TypeAdapter(type(record)).dump_json(record).decode()
 

@@ -1,12 +1,14 @@
 """Running a trial in a process of its own, with a time and a memory limit.
 
 However the process ends, the answer is a TrialResult: the file it wrote if there is one, else what
-we did to it (timeout, oom), else the signal or text it died with.
+we did to it (timeout, oom), else the signal or text it died with. What was measured before a
+failure is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -15,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -25,6 +26,7 @@ from tuner.simulate.estimate import ShapeMeasurement
 from tuner.trial.folder import TrialFolder
 from tuner.trial.record import (
     Installation,
+    Refusal,
     Status,
     TrialResult,
     TrialSpec,
@@ -34,7 +36,11 @@ from tuner.trial.record import (
 )
 
 WORKER_COMMAND = (sys.executable, "-m", "tuner.trial.worker")
-POLL_S = 0.05
+# Tells the worker whose child it is: when it first looks, the tuner may be gone already.
+PARENT_VARIABLE = "VARSEQ_TUNER_PID"
+# Looking at memory walks the machine's processes (3 ms for 70 of them): often enough to stop growth
+# in time, seldom enough not to disturb the timings. The end of a trial is seen sooner.
+POLL_S = 0.2
 PROBE_LIMIT_S = 120.0
 # What allocators say when they fail: NumPy and Python, C++, MindSpore on CPU and on Ascend.
 OUT_OF_MEMORY_TEXT = re.compile(
@@ -93,13 +99,19 @@ class ProcessRunner:
                 fix="check the installation with: python -c 'import mindspore'",
             ) from None
         lines = done.stdout.strip().splitlines()
+        answer = lines[-1] if lines else ""
         try:
-            return parse_json(Installation, lines[-1] if lines else "")
+            return parse_json(Installation, answer)
+        except UnreadableRecordError:
+            pass
+        try:
+            refusal = parse_json(Refusal, answer)
         except UnreadableRecordError:
             raise BadInputError(
                 f"MindSpore does not start here: {_last_line(done.stderr)}",
                 fix="check the installation with: python -c 'import mindspore'",
             ) from None
+        raise BadInputError(refusal.problem, fix=refusal.fix)
 
 
 class _Watched:
@@ -119,6 +131,7 @@ def _watch(command: Sequence[str], folder: TrialFolder, spec: TrialSpec) -> _Wat
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
         try:
@@ -164,36 +177,35 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _classify(
     watched: _Watched, folder: TrialFolder, spec: TrialSpec, wall_s: float
 ) -> TrialResult:
-    shapes = _read_measured(folder)
-    peak_bytes = watched.peak_bytes
-
-    def failed(status: Status, reason: str) -> TrialResult:
-        after = f", after {len(shapes)} measured shapes" if shapes else ""
-        return TrialResult(
-            status=status,
-            reason=reason + after,
-            shapes=shapes,
-            peak_bytes=peak_bytes,
-            memory_kind="resident set of the process",
-            wall_s=wall_s,
-        )
-
-    if watched.broken_limit == "timeout":
-        return failed("timeout", f"over the time limit of {spec.time_limit_s:g} s")
-    if watched.broken_limit == "oom":
-        limit_gb = spec.memory_limit_bytes / 1e9
-        return failed("oom", f"{peak_bytes / 1e9:.2f} GB, over the limit of {limit_gb:.2f} GB")
-    if watched.return_code == 0 and folder.result.exists():
-        return _read_result(folder, wall_s, failed("crashed", "it wrote an unreadable result"))
-    return failed(*_cause_of_death(watched.return_code, folder.stderr))
+    result = _read_result(folder)
+    if result is None:
+        status, reason = _cause_of_death(watched, folder, spec)
+        result = TrialResult(status=status, reason=reason)
+    result = dataclasses.replace(result, wall_s=wall_s)
+    return result if result.status == "ok" else _with_measured(result, watched, folder)
 
 
-def _read_result(folder: TrialFolder, wall_s: float, unreadable: TrialResult) -> TrialResult:
+def _read_result(folder: TrialFolder) -> TrialResult | None:
+    """The answer that the trial wrote; None if there is none or it holds no result."""
     try:
         result = parse_json(TrialResult, folder.result.read_text(encoding="utf-8"))
-    except (UnreadableRecordError, UnicodeDecodeError):
-        return unreadable
-    return TrialResult(**{**vars(result), "wall_s": wall_s})
+    except (OSError, UnreadableRecordError, UnicodeDecodeError):
+        return None
+    is_whole = result.status != "ok" or (result.shapes and result.update is not None)
+    return result if is_whole else None
+
+
+def _with_measured(result: TrialResult, watched: _Watched, folder: TrialFolder) -> TrialResult:
+    """A failure with what was measured before it."""
+    shapes = _read_measured(folder)
+    count = f"{len(shapes)} measured shape{'s' if len(shapes) > 1 else ''}"
+    return dataclasses.replace(
+        result,
+        reason=f"{result.reason}, after {count}" if shapes else result.reason,
+        shapes=shapes,
+        peak_bytes=watched.peak_bytes,
+        memory_kind="resident set of the process",
+    )
 
 
 def _read_measured(folder: TrialFolder) -> tuple[ShapeMeasurement, ...]:
@@ -207,17 +219,33 @@ def _read_measured(folder: TrialFolder) -> tuple[ShapeMeasurement, ...]:
     return tuple(measured)
 
 
-def _cause_of_death(return_code: int, stderr: Path) -> tuple[Status, str]:
-    text = stderr.read_text(encoding="utf-8", errors="replace")[-20_000:]
-    if OUT_OF_MEMORY_TEXT.search(text):
-        return "oom", _last_line(text)
-    if return_code < 0:
-        name = signal.Signals(-return_code).name
-        hint = " (by the system, often for memory)" if -return_code == signal.SIGKILL else ""
-        return "crashed", f"killed by {name}{hint}"
-    if return_code == 0:
-        return "crashed", "it ended without a result"
-    return "crashed", f"exit code {return_code}: {_last_line(text)}"
+def _cause_of_death(watched: _Watched, folder: TrialFolder, spec: TrialSpec) -> tuple[Status, str]:
+    if watched.broken_limit == "timeout":
+        return "timeout", f"over the time limit of {spec.time_limit_s:g} s"
+    if watched.broken_limit == "oom":
+        limit_gb = spec.memory_limit_bytes / 1e9
+        return "oom", f"{watched.peak_bytes / 1e9:.2f} GB, over the limit of {limit_gb:.2f} GB"
+    text = folder.stderr.read_text(encoding="utf-8", errors="replace")[-20_000:]
+    about_memory = [line for line in text.splitlines() if OUT_OF_MEMORY_TEXT.search(line)]
+    if about_memory:
+        return "oom", _last_line(about_memory[-1])
+    if watched.return_code < 0:
+        return "crashed", f"killed by {_signal_name(-watched.return_code)}"
+    if watched.return_code > 0:
+        return "crashed", f"exit code {watched.return_code}: {_last_line(text)}"
+    if folder.result.exists():
+        return "crashed", "it wrote an unreadable result"
+    return "crashed", "it ended without a result"
+
+
+def _signal_name(number: int) -> str:
+    if number == signal.SIGKILL:
+        return "SIGKILL (by the system, often for memory)"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Real-time signals have no names.
+        return f"signal {number}"
 
 
 def _last_line(text: str) -> str:

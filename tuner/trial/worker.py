@@ -32,8 +32,8 @@ from tuner.trial.measure import (
     measure_update,
     read_one_batch_each,
 )
-from tuner.trial.record import Installation, TrialResult, TrialSpec, parse_json, to_json
-from tuner.trial.runner import OUT_OF_MEMORY_TEXT
+from tuner.trial.record import Installation, Refusal, TrialResult, TrialSpec, parse_json, to_json
+from tuner.trial.runner import OUT_OF_MEMORY_TEXT, PARENT_VARIABLE
 
 
 def main(arguments: list[str]) -> int:
@@ -48,13 +48,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _probe(device: str) -> Installation:
+def _probe(device: str) -> Installation | Refusal:
     config = TrainConfig(
         data=DataConfig(path=""),
         model=ModelConfig(vocab_size=1),
         device=device,  # type: ignore[arg-type]
     )
-    return Installation(device=open_device(config).name, versions=installed_versions())
+    try:
+        return Installation(device=open_device(config).name, versions=installed_versions())
+    except BadInputError as error:
+        return Refusal(problem=error.problem, fix=error.fix)
 
 
 def _answer(folder: TrialFolder) -> TrialResult:
@@ -102,7 +105,7 @@ def _measure(folder: TrialFolder) -> TrialResult:
 
 def _end_with_parent() -> None:
     """End this process when the tuner is gone: a killed tuner must leave no trial behind."""
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:
