@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from tuner.data.lengths import check_content, scan_lengths
+from tuner.data.content import check_content
+from tuner.data.lengths import scan_lengths
 from tuner.data.mindrecord import TOKEN_SCHEMA, RowSchema, open_mindrecord, read_rows
 from tuner.errors import BadInputError
 
@@ -93,14 +94,14 @@ def test_content_can_be_sampled(write_rows):
     [
         (
             record([1, 10, 2]),
-            r"row 1: input_ids .* below the vocabulary size 10 \(got 10 at pos.* 1",
+            r"row 1: input_ids .* below the vocabulary size 10 \(got 10\)",
         ),
         (record([1, -1]), r"row 1: input_ids must be at least 0.*got -1"),
         (record([1, 2], [1, 2, 3]), r"row 1: labels is longer than input_ids \(3 and 2 tokens\)"),
         (record([1, 2], [1]), "row 1: labels is shorter than input_ids"),
         (
             record([1, 2], [1, 11]),
-            r"row 1: labels must be below the vocabulary size 10 \(got 11\)",
+            r"row 1: labels must be at least 0 and below the vocabulary size 10 \(got 11\)",
         ),
     ],
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.data.content import check_content
 from tuner.data.demo import DemoOptions, make_demo, sample_rows
-from tuner.data.lengths import check_content, scan_lengths
+from tuner.data.lengths import scan_lengths
 from tuner.data.mindrecord import open_mindrecord, read_rows
 from tuner.data.prepare import PrepareOptions, prepare
 from tuner.errors import BadInputError

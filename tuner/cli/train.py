@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from tuner.cli.entry import run_command
+
+if TYPE_CHECKING:
+    from tuner.config.schema import TrainConfig
 
 COMMAND = "varseq-train"
 
@@ -49,12 +54,18 @@ def _train(options: argparse.Namespace) -> int:
 
     overrides = parse_assignments(options.assignments)
     config = override_config(load_config(options.config), overrides)
+    with StopRequest() as stop:
+        return _run(config, stop, resume=options.resume)
+
+
+def _run(config: TrainConfig, stop: StopRequest, *, resume: bool) -> int:
     # MindSpore is imported only when the config is known to be whole.
     from tuner.cli.train_view import TrainView
     from tuner.train.loop import DivergedError
     from tuner.train.run import RunWatch, train_run
+    from tuner.train.warmup import StoppedError
 
-    with StopRequest() as stop, TrainView(COMMAND) as view:
+    with TrainView() as view:
         watch = RunWatch(
             on_start=view.start,
             on_step=view.step,
@@ -62,10 +73,13 @@ def _train(options: argparse.Namespace) -> int:
             stop_requested=lambda: stop.signal_number is not None,
         )
         try:
-            report = train_run(config, watch, resume=options.resume)
+            report = train_run(config, watch, resume=resume)
         except DivergedError as error:
             print(f"{COMMAND}: {error}", file=sys.stderr)
             return EXIT_DIVERGED
+        except StoppedError:
+            print(f"{COMMAND}: stopped before the first step; nothing to save", file=sys.stderr)
+            return 128 + (stop.signal_number or signal.SIGTERM)
     print(view.final_table(config, report))
     if stop.signal_number is not None and not report.is_complete:
         print(
@@ -77,30 +91,43 @@ def _train(options: argparse.Namespace) -> int:
 
 
 class StopRequest:
-    """SIGINT or SIGTERM: the first asks the loop to save and end, the second ends at once."""
+    """SIGINT or SIGTERM: the first asks the run to save and end, the second ends at once.
+
+    The signals are blocked and waited for by a thread. A handler would not do: while a graph runs,
+    MindSpore puts its own in place of ours, which turns SIGINT into SIGTERM. Enter before
+    MindSpore starts its threads, which inherit what is blocked.
+    """
+
+    SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        self._before: dict[int, signal._HANDLER] = {}
+        self._closing = False
+        self._waiter = threading.Thread(target=self._wait, name="stop-request", daemon=True)
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)
+        self._waiter.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._closing = True
+        signal.pthread_kill(self._waiter.ident or 0, signal.SIGTERM)
+        self._waiter.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.signal_number = number
-        print(
-            f"\n{COMMAND}: finishing the step, then saving; a second signal stops at once",
-            file=sys.stderr,
-        )
+    def _wait(self) -> None:
+        while True:
+            number = int(signal.sigwait(self.SIGNALS))
+            if self._closing:
+                return
+            if self.signal_number is not None:
+                os._exit(128 + number)
+            self.signal_number = number
+            print(
+                f"\n{COMMAND}: finishing the step, then saving; a second signal stops at once",
+                file=sys.stderr,
+            )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ LINE_EVERY_S = 10.0
 class TrainView:
     """Progress on standard error: a live bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, command_name: str) -> None:
-        self._command_name = command_name
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),

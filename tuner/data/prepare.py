@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from tuner.data.content import IGNORED_LABEL
 from tuner.data.input_files import FileRows, InputFiles, TextUnit, find_input_files
 from tuner.data.mindrecord import MindRecordWriter, check_free, check_output
 from tuner.data.rows import SkippedRow, TextRow
-from tuner.data.token_rows import IGNORED_LABEL, LabelPolicy, TokenRow, tokenise_rows
+from tuner.data.token_rows import LabelPolicy, TokenRow, tokenise_rows
 from tuner.data.tokenizer import (
     AUTOMATIC,
     ByteTokenizer,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tuner.data.content import IGNORED_LABEL
 from tuner.data.rows import TextRow
 from tuner.data.tokenizer import EncodedText, Ids, TextTokenizer
 
-IGNORED_LABEL = -100
 ROWS_PER_CHUNK = 1000
 CHARACTERS_PER_CHUNK = 2 << 20
 

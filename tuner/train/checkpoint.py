@@ -7,11 +7,13 @@ file `latest` names the newest whole one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter
@@ -138,7 +140,7 @@ def _write(folder: Path, state: TrainState, parameters: Sequence[Parameter]) -> 
     file = folder / PARAMETERS_FILE
     content = [{"name": parameter.name, "data": parameter} for parameter in parameters]
     ms.save_checkpoint(content, str(file), crc_check=True)
-    write_text(folder / STATE_FILE, json.dumps(asdict(state), indent=1))
+    write_text(folder / STATE_FILE, _format_state(state))
     # Read back: a checkpoint counts only when it can be loaded.
     loaded = ms.load_checkpoint(str(file), crc_check=True)
     if set(loaded) != {parameter.name for parameter in parameters}:
@@ -158,7 +160,20 @@ def _load(folder: Path, parameters: Sequence[Parameter]) -> None:
         parameter.set_data(loaded[parameter.name])
 
 
+def _format_state(state: TrainState) -> str:
+    """The state with a checksum of itself; parameters.ckpt carries its own."""
+    plain = asdict(state)
+    return json.dumps({"state": plain, "sha256": _checksum(plain)}, indent=1)
+
+
 def _read_state(folder: Path) -> TrainState:
-    plain = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    plain = content["state"]
+    if content["sha256"] != _checksum(plain):
+        raise ValueError(f"{STATE_FILE} does not match its checksum")
     plain["shapes"] = tuple(tuple(shape) for shape in plain["shapes"])
     return TrainState(**plain)
+
+
+def _checksum(plain: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -7,12 +7,12 @@ from mindspore import Parameter, Tensor
 
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
+from tuner.data.content import IGNORED_LABEL
 from tuner.train.device import Device
 from tuner.train.graph import num_compiled_graphs, prepare_step, set_level
 from tuner.train.loader import Batch
 from tuner.train.model import Decoder
 from tuner.train.step import (
-    IGNORED_LABEL,
     AccumulateStep,
     SummedLoss,
     UpdateStep,

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from tuner.batching.grouping import FILLER, Shape
 from tuner.batching.plan import PlannedBatch
 from tuner.config.schema import DataConfig
+from tuner.data.content import IGNORED_LABEL, check_row
 from tuner.data.mindrecord import MindRecordSet, read_rows
-from tuner.errors import BadInputError
-from tuner.train.step import IGNORED_LABEL
 
 READ_AHEAD_BATCHES = 4
 
@@ -82,7 +81,7 @@ def pad_batch(
         vocab_size: Ids are in [0, vocab_size).
 
     Raises:
-        BadInputError: labels as long as the ids no more, or an id outside the vocabulary.
+        BadInputError: labels and ids of a row differ in length, or one is outside the vocabulary.
     """
     input_ids = np.full(planned.shape, data.pad_id, dtype=np.int32)
     targets = np.full(planned.shape, IGNORED_LABEL, dtype=np.int32)
@@ -91,7 +90,7 @@ def pad_batch(
     for slot, row in zip(slots.tolist(), rows, strict=True):
         row_index = int(planned.row_indices[slot])
         ids, labels = row[0], row[-1]
-        _check_row(ids, labels, row_index, data, vocab_size)
+        check_row(f"{data.path}: row {row_index}", columns_to_read(data), row, vocab_size)
         length = min(len(ids), planned.padded_length)
         input_ids[slot, :length] = ids[:length]
         targets[slot, : length - 1] = labels[1:length]
@@ -102,33 +101,6 @@ def pad_batch(
         real_tokens=real_tokens,
         label_tokens=int((targets != IGNORED_LABEL).sum()),
     )
-
-
-def _check_row(
-    ids: NDArray[Any], labels: NDArray[Any], row_index: int, data: DataConfig, vocab_size: int
-) -> None:
-    if len(labels) != len(ids):
-        raise BadInputError(
-            f"{data.path}: row {row_index} has {len(labels)} {data.label_column} "
-            f"for {len(ids)} {data.input_column}",
-            fix="both columns of a row must be equally long; prepare the data again",
-        )
-    # One pass over each: an id below 0 is a huge unsigned number.
-    if len(ids) and int(ids.astype(np.int64).view(np.uint64).max()) >= vocab_size:
-        worst = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise BadInputError(
-            f"{data.path}: row {row_index} has token id {worst}, "
-            f"outside the vocabulary [0, {vocab_size})",
-            fix=f"set model.vocab_size above {worst} or prepare the data with another tokenizer",
-        )
-    counted = labels[labels != IGNORED_LABEL]
-    if len(counted) and (counted.min() < 0 or counted.max() >= vocab_size):
-        worst = int(counted.min()) if counted.min() < 0 else int(counted.max())
-        raise BadInputError(
-            f"{data.path}: row {row_index} has label {worst}, outside [0, {vocab_size}) "
-            f"and not {IGNORED_LABEL}",
-            fix="labels are token ids, or -100 where nothing is to be learnt",
-        )
 
 
 def read_batches(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
 from tuner.config.schema import TrainConfig
+from tuner.data.content import check_content
 from tuner.data.lengths import Lengths, scan_lengths
 from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
 from tuner.errors import BadInputError
@@ -22,6 +23,7 @@ from tuner.train.provenance import check_provenance, check_resumable, config_fin
 from tuner.train.warmup import warm_up
 
 CHECKPOINT_FOLDER = "checkpoints"
+CHECKED_ROWS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
     Raises:
         BadInputError: data, config and checkpoint do not fit together or cannot be read.
         DivergedError: the loss is not a number any more.
+        StoppedError: a stop was requested before the first step.
     """
     opened = _open(config)
     checkpoints = CheckpointFolder(run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last)
@@ -95,7 +98,13 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
     device = open_device(config)
     _check_world(opened, device, watch)
     engine = Engine(opened.config, device, max(length for _, length in opened.plan.shapes))
-    warm_up_s = warm_up(engine, opened.plan.shapes, config.graph, watch.on_notice)
+    warm_up_s = warm_up(
+        engine,
+        opened.plan.shapes,
+        config.graph,
+        notice=watch.on_notice,
+        stop_requested=watch.stop_requested,
+    )
     state = _initial_state(opened)
     if resume:
         state = checkpoints.load_newest(engine.parameters, watch.on_notice)
@@ -131,6 +140,15 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
 def _open(config: TrainConfig) -> _Opened:
     dataset = open_mindrecord(config.data.path)
     require_columns(dataset, columns_to_read(config.data))
+    # A look at some rows now, so that a wrong vocabulary shows before the compiles; the loader
+    # checks every row as it comes.
+    check_content(
+        dataset,
+        config.data.input_column,
+        config.data.label_column,
+        config.model.vocab_size,
+        limit_rows=CHECKED_ROWS,
+    )
     lengths = scan_lengths(dataset, config.data.input_column)
     resolved = resolve_boundaries(lengths, config)
     return _Opened(

@@ -23,5 +23,5 @@ def learning_rate_at(step: int, total_steps: int, peak: float, schedule: Schedul
     if step <= warmup_steps:
         return peak * step / warmup_steps
     floor = schedule.min_learning_rate_fraction
-    progress = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))

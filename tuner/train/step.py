@@ -16,8 +16,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from tuner.config.schema import OptimizerConfig
-
-IGNORED_LABEL = -100
+from tuner.data.content import IGNORED_LABEL
 
 
 class SummedLoss(nn.Cell):

@@ -15,8 +15,17 @@ from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 
 
+class StoppedError(Exception):
+    """The user asked to stop before the first step."""
+
+
 def warm_up(
-    engine: Engine, shapes: Sequence[Shape], graph: GraphConfig, notice: Callable[[str], None]
+    engine: Engine,
+    shapes: Sequence[Shape],
+    graph: GraphConfig,
+    *,
+    notice: Callable[[str], None],
+    stop_requested: Callable[[], bool],
 ) -> float:
     """Compile the graphs of a run; changes no parameter. Call it before loading a checkpoint.
 
@@ -25,9 +34,13 @@ def warm_up(
         shapes: Planned (B, L), largest first.
         graph: static compiles each shape; dynamic the first only.
         notice: Told a line for every shape.
+        stop_requested: Asked after every shape.
 
     Returns:
         Seconds in all.
+
+    Raises:
+        StoppedError: a stop was requested.
     """
     to_compile = shapes if graph.mode == "static" else shapes[:1]
     started = time.perf_counter()
@@ -40,5 +53,7 @@ def warm_up(
             f"[warm-up {number}/{len(to_compile)}] B={shape[0]} L={shape[1]} "
             f"{seconds:.1f} s, memory {memory:.2f} GB ({engine.device.memory_kind})"
         )
+        if stop_requested():
+            raise StoppedError
     engine.run_empty_update()
     return time.perf_counter() - started
