@@ -27,6 +27,8 @@ STUDY_NAME = "varseq-tune"
 OUTCOME_KEY = "outcome"
 REPEAT_KEY = "repeat_of"
 IDENTITY_KEY = "identity"
+ENQUEUED_KEY = "enqueued"
+TOLD_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +100,24 @@ class OptunaStudy:
         Returns:
             Their numbers.
         """
-        numbers = []
-        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
+        interrupted = self._study.get_trials(states=(TrialState.RUNNING,))
+        for trial in interrupted:
             self._study.tell(trial.number, state=TrialState.FAIL)
-            if _is_whole(trial):
-                self._study.enqueue_trial(trial.params)
-            numbers.append(trial.number)
-        return numbers
+        known = [params for trial in interrupted if (params := _known_params(trial))]
+        self.enqueue([_from_params(params) for params in known])
+        return [trial.number for trial in interrupted]
 
     def enqueue(self, choices: Sequence[Choice]) -> None:
-        """Propose these first; those enqueued or tried before are left out."""
+        """Propose these first; those that wait already or were tried before are left out."""
+        # Not Optuna's skip_if_exists: it takes an interrupted trial for a tried one.
+        present = [
+            _known_params(trial) for trial in self._study.trials if trial.state != TrialState.FAIL
+        ]
         for choice in choices:
-            self._study.enqueue_trial(_to_params(choice), skip_if_exists=True)
+            params = _to_params(choice)
+            if params not in present:
+                self._study.enqueue_trial(params, user_attrs={ENQUEUED_KEY: params})
+                present.append(params)
 
     def ask(self) -> tuple[int, Choice]:
         """The next proposal and its trial number."""
@@ -155,8 +163,12 @@ class OptunaStudy:
                 outcome=trial.user_attrs[OUTCOME_KEY],
             )
             for trial in self._study.trials
-            if OUTCOME_KEY in trial.user_attrs and trial.state != TrialState.RUNNING
+            if OUTCOME_KEY in trial.user_attrs and trial.state in TOLD_STATES
         ]
+
+    def tried(self) -> set[Choice]:
+        """Every point that has its value: told trials and repeats."""
+        return {_from_params(trial.params) for trial in self._study.get_trials(states=TOLD_STATES)}
 
 
 def _open(storage: Path) -> optuna.Study:
@@ -219,10 +231,11 @@ def _from_params(params: Mapping[str, Any]) -> Choice:
     )
 
 
-def _is_whole(trial: FrozenTrial) -> bool:
-    """Whether all parameters were suggested before the tuner was killed."""
+def _known_params(trial: FrozenTrial) -> dict[str, Any] | None:
+    """The point of a trial in any state; None if the tuner was killed before it was known."""
+    params: dict[str, Any] = trial.user_attrs.get(ENQUEUED_KEY, trial.params)
     needed = {"strategy", "align", "longest_rows_per_batch", "graph_mode", "jit_level"}
-    return needed <= set(trial.params)
+    return params if needed <= set(params) else None
 
 
 def _format_align(align: Align) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,7 @@ from tuner.study.outcome import (
 from tuner.study.space import (
     Choice,
     SearchSpace,
+    all_choices,
     choice_overrides,
     first_choices,
     tokens_per_update,
@@ -38,8 +41,9 @@ from tuner.trial.runner import TrialRunner
 # A dynamic graph needs no compile for a new shape, so a few shapes and the fit between them do.
 MAX_MEASURED_SHAPES_DYNAMIC = 6
 TIMED_STEPS = 4
-# Proposals that were tried before cost nothing, but when so many come in a row the space is empty.
-MAX_REPEATS_IN_A_ROW = 100
+# A sampler that has found its corner proposes what was tried before; after so many in a row a
+# point that was not is drawn. Repeats cost milliseconds.
+MAX_REPEATS_IN_A_ROW = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,10 @@ def run_search(
     ]
     watch.on_outcome(outcomes)
     repeats = 0
-    while len(outcomes) < setup.trials and repeats < MAX_REPEATS_IN_A_ROW:
+    while len(outcomes) < setup.trials:
+        if repeats >= MAX_REPEATS_IN_A_ROW and not _enqueue_untried(study, setup):
+            watch.on_notice(f"the space holds no more than {len(outcomes)} different configs")
+            break
         number, choice = study.ask()
         config, same = _configure(setup, choice, outcomes)
         if same is not None:
@@ -120,8 +127,6 @@ def run_search(
         _tell(study, number, outcome)
         outcomes.append(NumberedOutcome(number=number, outcome=outcome))
         watch.on_outcome(outcomes)
-    if repeats:
-        watch.on_notice(f"the space holds no more than {len(outcomes)} different configs")
     return tuple(outcomes)
 
 
@@ -180,15 +185,23 @@ def _configure(
 ) -> tuple[TrainConfig, int | None]:
     """The config of a choice, and the number of the trial that had the same one."""
     config = configure(setup, choice)
-    try:
+    # `try_config` meets the same error and makes it an outcome.
+    with contextlib.suppress(BadInputError):
         config = resolve_boundaries(setup.data.lengths, config)
-    except BadInputError:
-        # `try_config` meets the same error and makes it an outcome.
-        return config, None
     for item in outcomes:
         if item.outcome.config == config:
             return config, item.number
     return config, None
+
+
+def _enqueue_untried(study: OptunaStudy, setup: StudySetup) -> bool:
+    """Propose a point that was never tried, drawn at random; False if there is none left."""
+    tried = study.tried()
+    untried = [choice for choice in all_choices(setup.space) if choice not in tried]
+    if not untried:
+        return False
+    study.enqueue([random.Random(f"{setup.seed} {len(untried)}").choice(untried)])
+    return True
 
 
 def _outcome(

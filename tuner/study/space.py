@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -78,15 +79,14 @@ def load_space(name_or_path: str) -> SearchSpace:
     Raises:
         BadInputError: there is none, or it breaks the schema.
     """
-    path = Path(name_or_path)
-    if not path.suffix and not path.exists():
-        path = _shipped_folder() / f"{name_or_path}.yaml"
-        if not path.exists():
-            names = sorted(file.stem for file in _shipped_folder().glob("*.yaml"))
-            raise BadInputError(
-                f"--space: no search space is called {name_or_path!r}",
-                fix=f"give a file, or one of: {', '.join(names)}",
-            )
+    shipped = {file.stem: file for file in sorted(_shipped_folder().glob("*.yaml"))}
+    # A shipped name first: a folder that happens to be called `default` must not hide it.
+    path = shipped.get(name_or_path, Path(name_or_path))
+    if not path.suffix and not path.is_file():
+        raise BadInputError(
+            f"--space: no search space is called {name_or_path!r}",
+            fix=f"give a file, or one of: {', '.join(shipped)}",
+        )
     return parse_model(SearchSpace, read_yaml(path), source=str(path))
 
 
@@ -152,6 +152,33 @@ def first_choices(space: SearchSpace) -> list[Choice]:
         )
         for strategy, mode in modes.items()
         if strategy in space.strategy
+    ]
+
+
+def all_choices(space: SearchSpace) -> list[Choice]:
+    """Every point of the space; some lead to the same config."""
+    buckets = range(space.num_buckets.low, space.num_buckets.high + 1)
+    batchings = [
+        (strategy, count)
+        for strategy in space.strategy
+        for count in (buckets if strategy == "bucketed" else (None,))
+    ]
+    return [
+        Choice(
+            strategy=strategy,
+            num_buckets=count,
+            align=align,
+            longest_rows_per_batch=rows,
+            graph_mode=mode,
+            jit_level=level,
+        )
+        for (strategy, count), align, rows, mode, level in itertools.product(
+            batchings,
+            space.align,
+            space.longest_rows_per_batch,
+            space.graph_mode,
+            space.jit_level,
+        )
     ]
 
 

@@ -38,8 +38,8 @@ from tuner.trial.record import (
 WORKER_COMMAND = (sys.executable, "-m", "tuner.trial.worker")
 # Tells the worker whose child it is: when it first looks, the tuner may be gone already.
 PARENT_VARIABLE = "VARSEQ_TUNER_PID"
-# Looking at memory walks the machine's processes (3 ms for 70 of them): often enough to stop growth
-# in time, seldom enough not to disturb the timings. The end of a trial is seen sooner.
+# Looking at memory walks the machine's processes (3 ms for 70 of them): often enough to stop
+# growth in time, seldom enough not to disturb the timings. The end of a trial is seen sooner.
 POLL_S = 0.2
 PROBE_LIMIT_S = 120.0
 # What allocators say when they fail: NumPy and Python, C++, MindSpore on CPU and on Ascend.
