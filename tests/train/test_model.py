@@ -9,6 +9,7 @@ from numpy_decoder import decoder_logits, summed_cross_entropy
 from strategies import make_config
 from tiny_model import TINY_MODEL, random_batch
 
+from tuner.train.engine import Engine
 from tuner.train.model import Decoder
 from tuner.train.step import AccumulateStep, SummedLoss
 
@@ -72,6 +73,20 @@ def test_loss_equals_numpy_cross_entropy_of_the_models_own_logits(step, logits_c
     expected = summed_cross_entropy(logits, batch.targets_BT)
     assert batch.label_tokens == 10 + 5
     assert abs(loss - expected) / batch.label_tokens < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_loss_equals_numpy_at_a_real_vocabulary(device, mode):
+    """Thousands of logits a position, where a sloppy log-softmax or sum would show."""
+    config = make_config(
+        {**TINY_MODEL, "model.vocab_size": 3001, "graph.mode": mode, "train.seed": 3}
+    )
+    lengths = (40, 33, 2, 17)
+    batch = random_batch((4, 40), lengths, vocab_size=3001)
+    logits = Decoder(config.model, 40, seed=3)(ms.Tensor(batch.input_ids_BT)).asnumpy()
+    loss = Engine(config, device, 40).run_step(batch)
+    expected = summed_cross_entropy(logits, batch.targets_BT)
+    assert loss == pytest.approx(expected, rel=1e-5 / 2)
 
 
 def test_gradients_equal_finite_differences(step, model, tiny_config, batch):

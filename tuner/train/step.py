@@ -20,19 +20,26 @@ from tuner.data.content import IGNORED_LABEL
 
 
 class SummedLoss(nn.Cell):
-    """Cross-entropy summed over the labels that count; float32 scalar."""
+    """Cross-entropy summed over the targets that count; float32 scalar.
+
+    As log-softmax and gather, since on CPU with 2.10 (4096 tokens, vocabulary 4000)
+    `ops.cross_entropy` took 1.5 times the time and 1.7 times the memory of the whole step, and
+    `ops.NLLLoss` without reduction gave a wrong sum in a dynamic graph.
+    """
 
     def __init__(self, model: nn.Cell) -> None:
         super().__init__()
         self.model = model
+        self.log_softmax = ops.LogSoftmax(-1)
 
     def construct(self, input_ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """int32 [B, T] ids, int32 [B, T] targets: the next token, or -100 to ignore."""
         logits_BTV = self.model(input_ids_BT)
         logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
-        return ops.cross_entropy(
-            logits_MV, targets_BT.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum"
-        )
+        targets_M1 = targets_BT.reshape(-1, 1)
+        counts_M1 = (targets_M1 != IGNORED_LABEL).astype(ms.float32)
+        chosen_M1 = ops.gather_elements(self.log_softmax(logits_MV), 1, ops.maximum(targets_M1, 0))
+        return -ops.reduce_sum(chosen_M1 * counts_M1)
 
 
 class AccumulateStep(nn.Cell):
