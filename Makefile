@@ -1,0 +1,47 @@
+# A virtual environment is made on first use; PYTHON chooses its interpreter (3.10 to 3.12).
+PYTHON ?= python3
+VENV ?= .venv
+DEMO ?= demo
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: help install lint test test-all demo clean
+
+help:
+	@echo "make install   virtual environment in $(VENV) with everything"
+	@echo "make demo      the whole job on real data: build, tune, train"
+	@echo "make test      the test suite"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make lint      style and types"
+	@echo "make clean     remove what these made"
+
+install: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c "import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 12); \
+	sys.exit(0 if ok else 'Python 3.10 to 3.12 is needed, this is %d.%d; give another with: make PYTHON=python3.11' % sys.version_info[:2])"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -m ""
+
+demo: $(READY)
+	rm -rf $(DEMO)
+	$(BIN)/varseq-data demo --out $(DEMO)
+	$(BIN)/varseq-data inspect $(DEMO)/data.mindrecord
+	$(BIN)/varseq-tune --data $(DEMO)/data.mindrecord --trials 5 --out $(DEMO)/results
+	$(BIN)/varseq-train --config $(DEMO)/results/best.yaml \
+		--set train.out=$(DEMO)/train --set train.max_steps=40
+
+clean:
+	rm -rf $(VENV) $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis
