@@ -12,12 +12,11 @@ from tuner.trial.folder import StudyFolder
 
 
 @contextlib.contextmanager
-def hold_folder(folder: StudyFolder, *, new_study: bool) -> Iterator[None]:
+def hold_folder(folder: StudyFolder) -> Iterator[None]:
     """Hold the folder for as long as the block runs; the system lets go if the process dies.
 
     Args:
         folder: Made if it is not there.
-        new_study: Put an earlier study out of the way; its best.yaml stays until a better one.
 
     Raises:
         BadInputError: it cannot be written, or another tuner holds it.
@@ -38,13 +37,17 @@ def hold_folder(folder: StudyFolder, *, new_study: bool) -> Iterator[None]:
                 f"another varseq-tune works in {folder.path}",
                 fix="wait for it, or choose another --out",
             ) from None
-        if new_study:
-            _put_aside(folder)
         yield
 
 
-def _put_aside(folder: StudyFolder) -> None:
-    """Rename an earlier study and its trials: study.db to study.1.db, trials to trials.1."""
+def put_aside(folder: StudyFolder) -> None:
+    """Rename an earlier study and its trials: study.db to study.1.db, trials to trials.1.
+
+    Its best.yaml and tables stay until the new study has its first outcome.
+
+    Args:
+        folder: Held by this process.
+    """
     number = 1
     while _aside(folder.storage, number).exists():
         number += 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.cli.entry import exit_on_sigterm, run_command
+from tuner.cli.entry import OneLineParser, exit_on_sigterm, run_command
 
 COMMAND = "varseq-tune"
 EXIT_NOTHING_MEASURED = 1
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=COMMAND,
         description="Measure short trial trainings and write the fastest config to best.yaml.",
         epilog="Stopped by Ctrl-C, a kill or a crash? The same command goes on from the finished "
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tune(options: argparse.Namespace, given: Sequence[str]) -> int:
     from tuner.cli.study_files import write_outputs
-    from tuner.cli.study_lock import hold_folder
+    from tuner.cli.study_lock import hold_folder, put_aside
     from tuner.cli.tune_setup import set_up_study
     from tuner.cli.tune_view import TuneView
     from tuner.report.study import StudyContext, failure_lines
@@ -95,8 +96,10 @@ def _tune(options: argparse.Namespace, given: Sequence[str]) -> int:
 
     folder = StudyFolder(Path(options.out))
     runner = ProcessRunner()
-    with hold_folder(folder, new_study=options.new_study), TuneView(options.trials) as view:
+    with hold_folder(folder), TuneView(options.trials) as view:
         setup = set_up_study(options, folder, runner, view.notice)
+        if options.new_study:
+            put_aside(folder)
         context = StudyContext(
             data_path=setup.base.data.path,
             num_samples=setup.data.lengths.num_samples,
@@ -117,7 +120,11 @@ def _tune(options: argparse.Namespace, given: Sequence[str]) -> int:
         outcomes = run_search(setup, runner, watch)
     if choose_best(outcomes) is None:
         print(failure_lines(outcomes), file=sys.stderr)
-        print(f"{COMMAND}: no trial could be measured; best.yaml is not written", file=sys.stderr)
+        print(
+            f"{COMMAND}: no trial could be measured; best.yaml is not written. Mend the cause and "
+            "give --new-study to try these again",
+            file=sys.stderr,
+        )
         return EXIT_NOTHING_MEASURED
     print(folder.summary.read_text(encoding="utf-8"), end="")
     return 0
@@ -138,16 +145,22 @@ def _longer_command(given: Sequence[str], trials: int) -> str:
 
 
 def _positive_int(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1 (got {text})")
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1 (got {text!r})")
     return value
 
 
 def _positive_float(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0 (got {text})")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 (got {text!r})")
     return value
 
 

@@ -68,7 +68,7 @@ def _open_base(options: argparse.Namespace, notice: Notice) -> tuple[TrainConfig
             raise BadInputError("--data is missing", fix="give a MindRecord file")
         path = os.path.abspath(options.data)
         dataset = open_mindrecord(path)
-        base = override_config(fitted_base(dataset, path), overrides)
+        base = fitted_base(dataset, path, overrides)
         notice(describe_fitted(base))
     else:
         base = override_config(load_config(options.config), overrides)

@@ -36,7 +36,7 @@ class TuneView:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("", total=trials)
-        self._known = 0
+        self._has_started = False
         self._best = ""
 
     def __enter__(self) -> TuneView:
@@ -59,11 +59,12 @@ class TuneView:
 
     def outcomes(self, outcomes: Sequence[NumberedOutcome]) -> None:
         """An outcome has come; at the start, those of earlier starts."""
-        if self._known == 0 and len(outcomes) > 1:
-            self._print(f"{len(outcomes)} trials are done already; going on from them")
-        elif len(outcomes) > self._known:
+        if self._has_started:
             self._print(self._outcome_line(outcomes))
-        self._known = len(outcomes)
+        elif outcomes:
+            are = "trials are" if len(outcomes) > 1 else "trial is"
+            self._print(f"{len(outcomes)} {are} done already; going on from there")
+        self._has_started = True
         self._best = self._best_so_far(outcomes)
         self._progress.update(self._task, completed=len(outcomes), description=self._best)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from tuner.config.override import override_config
 from tuner.config.schema import DataConfig, LoopConfig, ModelConfig, TrainConfig
-from tuner.data.lengths import Lengths, check_content
+from tuner.data.content import check_content
+from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import MindRecordSet
 
 PLANNED_EPOCHS = 3
 VOCABULARY_MULTIPLE = 8
 CHECKED_ROWS = 20_000
+# Stands where the size is still to be found in the data.
+UNKNOWN_VOCABULARY = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +34,32 @@ class TunedData:
     longest: int
 
 
-def fitted_base(dataset: MindRecordSet, path: str) -> TrainConfig:
+def fitted_base(
+    dataset: MindRecordSet, path: str, overrides: Mapping[str, Any] | None = None
+) -> TrainConfig:
     """A config with a small decoder whose vocabulary is the data's.
 
     Args:
         dataset: The opened set.
         path: Where it is, as the config shall name it.
+        overrides: What the user sets, dotted name -> value; columns among them are looked at.
 
     Raises:
-        BadInputError: the rows are not fit for training.
+        BadInputError: the rows are not fit for training, or an override is wrong.
     """
-    data = DataConfig(
-        path=path,
-        label_column="labels" if "labels" in dataset.columns else None,
-        pad_id=int(dataset.description.get("pad_id") or 0),
-    )
-    vocab_size = _vocabulary(dataset, data)
-    return TrainConfig(
-        data=data,
-        model=ModelConfig(vocab_size=vocab_size),
+    plain = TrainConfig(
+        data=DataConfig(
+            path=path,
+            label_column="labels" if "labels" in dataset.columns else None,
+            pad_id=int(dataset.description.get("pad_id") or 0),
+        ),
+        model=ModelConfig(vocab_size=UNKNOWN_VOCABULARY),
         train=LoopConfig(epochs=PLANNED_EPOCHS),
     )
+    base = override_config(plain, {**(overrides or {}), "data.path": path})
+    if base.model.vocab_size != UNKNOWN_VOCABULARY:
+        return base
+    return override_config(base, {"model.vocab_size": _vocabulary(dataset, base.data)})
 
 
 def describe_fitted(base: TrainConfig) -> str:

@@ -43,7 +43,7 @@ MAX_MEASURED_SHAPES_DYNAMIC = 6
 TIMED_STEPS = 4
 # A sampler that has found its corner proposes what was tried before; after so many in a row a
 # point that was not is drawn. Repeats cost milliseconds.
-MAX_REPEATS_IN_A_ROW = 10
+MAX_REPEATS_IN_A_ROW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
