@@ -22,6 +22,9 @@ from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_batches
 
 UNTYPICAL_CALLS = 2
+# Long steps are measured well by few: after this many seconds two of them do.
+ENOUGH_S = 3.0
+LEAST_TIMED_STEPS = 2
 
 
 class DivergedError(Exception):
@@ -70,7 +73,7 @@ def measure_shapes(
     Args:
         engine: Fresh.
         batches: One of each shape, largest first.
-        timed_steps: Steady steps of each, >= 1.
+        timed_steps: Steady steps of each at most, >= 2; fewer where they are long.
         on_measured: Told every measurement at once, so that a later failure keeps it.
 
     Raises:
@@ -97,9 +100,9 @@ def measure_update(engine: Engine, learning_rate: float, timed_updates: int) -> 
 
 
 def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasurement:
-    seconds = []
-    losses = []
-    for _ in range(timed_steps + UNTYPICAL_CALLS):
+    seconds: list[float] = []
+    losses: list[float] = []
+    while not _is_enough(seconds[UNTYPICAL_CALLS:], timed_steps):
         started = time.perf_counter()
         losses.append(engine.run_step(batch))
         seconds.append(time.perf_counter() - started)
@@ -113,10 +116,16 @@ def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasu
         first_call_s=seconds[0],
         step_s=statistics.median(steady),
         step_spread_s=max(steady) - min(steady),
-        num_timed_steps=timed_steps,
+        num_timed_steps=len(steady),
         memory_bytes=memory_bytes(engine.device),
         loss=losses[0] / batch.label_tokens if batch.label_tokens else None,
     )
+
+
+def _is_enough(steady_s: list[float], timed_steps: int) -> bool:
+    if len(steady_s) < LEAST_TIMED_STEPS:
+        return False
+    return len(steady_s) >= timed_steps or sum(steady_s) >= ENOUGH_S
 
 
 def _size(shape: Shape) -> tuple[int, int]:

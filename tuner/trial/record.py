@@ -27,7 +27,7 @@ class TrialSpec:
         config: A whole config, boundaries resolved.
         lengths_file: `.npy` of the length of every row, int32 [N].
         max_shapes: Shapes measured at most, >= 3; the others are estimated from these.
-        timed_steps: Steady steps timed for each shape, >= 1.
+        timed_steps: Steady steps timed for each shape at most, >= 2; fewer where they are long.
         time_limit_s: Wall seconds of the whole trial, > 0.
         memory_limit_bytes: Resident set of its process at most, > 0.
     """
