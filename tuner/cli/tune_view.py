@@ -76,7 +76,8 @@ class TuneView:
         else:
             found = f"{outcome.real_tokens_per_s:,.0f} real tokens/s"
         return (
-            f"trial {len(outcomes)}/{self._trials}: {describe_config(outcome.config)}: {found}, "
+            f"trial {item.number} ({len(outcomes)} of {self._trials}): "
+            f"{describe_config(outcome.config)}: {found}, "
             f"{outcome.wall_s:.0f} s; {self._best_so_far(outcomes)}"
         ).rstrip("; ")
 

@@ -1,0 +1,66 @@
+"""The config that a study starts from where the user gave none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.data.mindrecord import MindRecordSet, MindRecordWriter, RowSchema, open_mindrecord
+from tuner.errors import BadInputError
+from tuner.study.base import check_base, describe_fitted, fitted_base
+
+ONE_COLUMN = RowSchema(columns={"tokens": {"type": "int32", "shape": [-1]}})
+
+
+def foreign(tmp_path: Path, **description: Any) -> MindRecordSet:
+    """A set of somebody else's: one column, ids up to 20."""
+    path = tmp_path / "foreign.mindrecord"
+    with MindRecordWriter(path, description=description, schema=ONE_COLUMN) as writer:
+        writer.write([{"tokens": np.array(ids, np.int32)} for ids in ([1, 2, 20], [3], [4, 4])])
+    return open_mindrecord(path)
+
+
+def test_the_vocabulary_is_the_one_that_was_recorded(tmp_path):
+    dataset = foreign(tmp_path, vocab_size=77, pad_id=3)
+    base = fitted_base(dataset, "somewhere")
+    assert (base.model.vocab_size, base.data.pad_id, base.data.path) == (77, 3, "somewhere")
+    assert base.data.label_column is None
+    assert "vocabulary 77" in describe_fitted(base)
+
+
+def test_else_it_is_looked_up_in_the_column_that_the_user_names(tmp_path):
+    base = fitted_base(foreign(tmp_path), "x", {"data.input_column": "tokens"})
+    assert base.model.vocab_size == 24  # ids 0 to 20, up to a multiple of 8
+    assert base.data.input_column == "tokens"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"model.vocab_size": 50}, {"model": {"vocab_size": 50}}],
+    ids=["field", "section"],
+)
+def test_a_vocabulary_that_the_user_sets_is_kept(tmp_path, overrides):
+    dataset = foreign(tmp_path, vocab_size=77)
+    assert fitted_base(dataset, "x", overrides).model.vocab_size == 50
+
+
+def test_other_fields_are_taken_and_the_path_stays(tmp_path):
+    overrides = {"train.epochs": 9, "data.path": "elsewhere", "batching.align": 32}
+    base = fitted_base(foreign(tmp_path, vocab_size=21), "here", overrides)
+    assert (base.train.epochs, base.data.path, base.batching.align) == (9, "here", 32)
+
+
+def test_a_column_that_is_not_there(tmp_path):
+    with pytest.raises(BadInputError, match="input_ids"):
+        fitted_base(foreign(tmp_path), "x")
+
+
+def test_ids_outside_a_smaller_vocabulary_are_refused(tmp_path):
+    dataset = foreign(tmp_path)
+    overrides = {"data.input_column": "tokens", "model.vocab_size": 20}
+    with pytest.raises(BadInputError, match="row 0") as caught:
+        check_base(dataset, fitted_base(dataset, "x", overrides))
+    assert "20" in caught.value.problem
