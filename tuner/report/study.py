@@ -101,7 +101,9 @@ def report_markdown(outcomes: Sequence[NumberedOutcome], context: StudyContext) 
     failures = _failures(outcomes)
     if failures:
         header = ["trial", "config", "status", "reason"]
-        parts += ["## Failed trials", tabulate(failures, headers=header, tablefmt="github")]
+        # A reason may hold the character that parts the columns.
+        rows = [[str(cell).replace("|", "\\|") for cell in row] for row in failures]
+        parts += ["## Failed trials", tabulate(rows, headers=header, tablefmt="github")]
     parts += ["## How the figures come about", _method(context)]
     parts += ["## Going on", "```\n" + _next_steps(outcomes, context) + "\n```"]
     return "\n\n".join(parts) + "\n"
