@@ -1,0 +1,108 @@
+"""A trial's files: what was written is read back, anything else is said to be unreadable."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import configs
+
+from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.trial.record import (
+    Installation,
+    Refusal,
+    Status,
+    TrialResult,
+    TrialSpec,
+    UnreadableRecordError,
+    parse_json,
+    to_json,
+)
+
+seconds = st.floats(0.0, 1e6)
+counts = st.integers(0, 2**45)
+measurements = st.builds(
+    ShapeMeasurement,
+    batch_size=st.integers(1, 9999),
+    padded_length=st.integers(1, 99999),
+    first_call_s=seconds,
+    step_s=seconds,
+    step_spread_s=seconds,
+    num_timed_steps=st.integers(1, 99),
+    memory_bytes=counts,
+    loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+)
+results = st.builds(
+    TrialResult,
+    status=st.sampled_from(get_args(Status)),
+    reason=st.text(),
+    shapes=st.lists(measurements, max_size=3).map(tuple),
+    update=st.none() | st.builds(UpdateMeasurement, first_call_s=seconds, update_s=seconds),
+    peak_bytes=counts,
+    memory_kind=st.text(),
+    wall_s=seconds,
+)
+specs = st.builds(
+    TrialSpec,
+    config=configs(),
+    lengths_file=st.text(),
+    max_shapes=st.integers(3, 99),
+    timed_steps=st.integers(1, 99),
+    time_limit_s=st.floats(0.001, 1e6),
+    memory_limit_bytes=st.integers(1, 2**45),
+)
+installations = st.builds(
+    Installation, device=st.text(), versions=st.dictionaries(st.text(), st.text(), max_size=3)
+)
+refusals = st.builds(Refusal, problem=st.text(), fix=st.text())
+
+
+@given(st.one_of(measurements, results, specs, installations, refusals))
+def test_what_was_written_is_read_back(record):
+    text = to_json(record)
+    assert "\n" not in text
+    assert parse_json(type(record), text) == record
+
+
+MEASUREMENT: dict[str, Any] = {
+    "batch_size": 4, "padded_length": 32, "first_call_s": 3.0, "step_s": 0.5,
+    "step_spread_s": 0.0, "num_timed_steps": 4, "memory_bytes": 10, "loss": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", range(0, len(json.dumps(MEASUREMENT)), 7))
+def test_a_line_cut_off_anywhere_is_unreadable(end):
+    text = json.dumps(MEASUREMENT)
+    assert parse_json(ShapeMeasurement, text).shape == (4, 32)
+    with pytest.raises(UnreadableRecordError):
+        parse_json(ShapeMeasurement, text[:end])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"batch_size": "four"}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size"),
+        ({"step_s": None}, "step_s"),
+        ({"memory_bytes": []}, "memory_bytes"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(change, field):
+    with pytest.raises(UnreadableRecordError, match=f"^{field}: "):
+        parse_json(ShapeMeasurement, json.dumps({**MEASUREMENT, **change}))
+
+
+@pytest.mark.parametrize("missing", sorted(MEASUREMENT))
+def test_the_field_that_is_missing_is_named(missing):
+    rest = {name: value for name, value in MEASUREMENT.items() if name != missing}
+    with pytest.raises(UnreadableRecordError, match=f"^{missing}: "):
+        parse_json(ShapeMeasurement, json.dumps(rest))
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "3", '"ok"', '{"status": "fine"}', "\0"])
+def test_text_that_is_no_result(text):
+    with pytest.raises(UnreadableRecordError):
+        parse_json(TrialResult, text)
