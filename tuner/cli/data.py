@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from tuner.cli.entry import run_command
+from tuner.cli.entry import OneLineParser, exit_on_sigterm, run_command
 from tuner.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from tuner.data.prepare import PrepareSummary, ProgressSink
 
 COMMAND = "varseq-data"
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 PREPARE_HELP = """\
 Tokenise text into a MindRecord file with the columns input_ids, labels and length. Rows are cut to
@@ -47,17 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _build_parser().parse_args(argv)
     # MindSpore reports on the terminal what we report ourselves, with a C++ call stack.
     os.environ.setdefault("GLOG_v", "4")
-    signal.signal(signal.SIGTERM, _stop)
+    exit_on_sigterm()
     return run_command(COMMAND, lambda: int(arguments.run(arguments)))
 
 
-def _stop(signal_number: int, frame: object) -> NoReturn:
-    # As an exception, so that half-written files are removed on the way out.
-    raise SystemExit(EXIT_TERMINATED)
-
-
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = OneLineParser(prog=COMMAND, description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_prepare(commands)
     _add_demo(commands)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tuner.cli.entry import run_command
+from tuner.cli.entry import OneLineParser, run_command
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=COMMAND,
         description="Train on the batches that a config plans, as varseq-tune writes it.",
         epilog="Ctrl-C or SIGTERM: finishes the step, saves, and exits with 130 or 143; the same "
