@@ -58,7 +58,7 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "prepare",
         help="tokenise text into a MindRecord file",
@@ -101,7 +101,7 @@ def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=_prepare)
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_demo(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "demo",
         help="make data from this Python's standard library",
@@ -117,7 +117,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(run=_demo)
 
 
-def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "inspect",
         help="lengths, waste, and whether variable length is worth it",
