@@ -129,9 +129,9 @@ def _compile_s(
     """Compile seconds of all planned shapes; those not measured cost the median of the others.
 
     Of one dynamic graph the first call holds the compile; later shapes only take memory, so the
-    median there leaves the first out.
+    median there leaves the first out (and is 0 if that is all that was measured).
     """
     costs = [item.compile_s for item in shapes]
     missing = max(0, num_planned_shapes - len(costs))
-    typical = costs[1:] if one_graph and len(costs) > 1 else costs
-    return sum(costs) + missing * statistics.median(typical)
+    typical = costs[1:] if one_graph else costs
+    return sum(costs) + missing * (statistics.median(typical) if typical else 0.0)

@@ -1,0 +1,109 @@
+"""The fitted step cost: known coefficients come back, and the stated error is the true one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.simulate.cost import fit_step_cost
+
+SHAPES = [(32, 64), (16, 128), (8, 256), (4, 512), (2, 1024), (8, 1024), (1, 64)]
+
+shapes = st.tuples(st.integers(1, 64), st.integers(8, 2048))
+seconds = st.floats(1e-5, 10.0)
+
+
+def seconds_of(shape, overhead_s, token_s, attention_s):
+    size, length = shape
+    return overhead_s + token_s * size * length + attention_s * size * length * length
+
+
+def coefficients_of(fit):
+    return fit.overhead_s, fit.token_s, fit.attention_s
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        (5e-3, 1e-6, 1e-9),
+        (1e-2, 2e-6, 0.0),
+        (0.0, 1e-6, 1e-9),
+        (5e-3, 0.0, 1e-9),
+        (0.0, 3e-5, 0.0),
+        (0.2, 1e-6, 1e-10),
+        (0.2, 0.0, 0.0),
+    ],
+)
+def test_known_coefficients_come_back(known):
+    fit = fit_step_cost({shape: seconds_of(shape, *known) for shape in SHAPES})
+    # A coefficient of 0 may come back as one that does not matter to any step.
+    assert coefficients_of(fit) == pytest.approx(known, rel=1e-6, abs=1e-15)
+    assert fit.max_relative_error < 1e-9
+
+
+@given(st.floats(1e-4, 1.0), st.floats(1e-7, 1e-4), st.floats(1e-10, 1e-7))
+def test_exact_measurements_predict_other_shapes_exactly(overhead_s, token_s, attention_s):
+    known = overhead_s, token_s, attention_s
+    fit = fit_step_cost({shape: seconds_of(shape, *known) for shape in SHAPES})
+    for shape in [(64, 64), (3, 700), (1, 4096)]:
+        assert fit.step_s(shape) == pytest.approx(seconds_of(shape, *known), rel=1e-6)
+
+
+@given(st.dictionaries(shapes, seconds, min_size=1, max_size=8))
+def test_no_measurement_makes_a_coefficient_negative(measured):
+    fit = fit_step_cost(measured)
+    assert min(coefficients_of(fit)) >= 0.0
+    assert sum(coefficients_of(fit)) > 0.0
+    assert fit.step_s((1, 1)) >= 0.0
+
+
+@given(st.dictionaries(shapes, seconds, min_size=1, max_size=8))
+def test_stated_error_is_the_true_one(measured):
+    fit = fit_step_cost(measured)
+    errors = [
+        abs(seconds_of(shape, *coefficients_of(fit)) / step_s - 1.0)
+        for shape, step_s in measured.items()
+    ]
+    assert fit.max_relative_error == pytest.approx(max(errors), rel=1e-9, abs=1e-12)
+
+
+@given(shapes, seconds)
+def test_single_shape_is_exact_and_in_proportion_to_the_tokens(shape, step_s):
+    fit = fit_step_cost({shape: step_s})
+    size, length = shape
+    assert fit.step_s(shape) == pytest.approx(step_s)
+    assert fit.step_s((2 * size, length)) == pytest.approx(2 * step_s)
+    assert fit.step_s((size, 3 * length)) == pytest.approx(3 * step_s)
+    assert fit.max_relative_error < 1e-9
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 2.0, 3.0, 4.0])
+def test_two_shapes_are_exact_where_the_terms_allow_it(factor):
+    """Twice the length at the same B: from the same time (overhead) to four times (attention)."""
+    fit = fit_step_cost({(8, 64): 0.1, (8, 128): 0.1 * factor})
+    assert fit.step_s((8, 64)) == pytest.approx(0.1)
+    assert fit.step_s((8, 128)) == pytest.approx(0.1 * factor)
+    assert fit.max_relative_error < 1e-9
+
+
+def test_two_shapes_that_no_terms_explain_say_their_error():
+    """The longer is measured faster. A constant c has (c/0.2 - 1)^2 + (c/0.1 - 1)^2 least at 0.12,
+
+    where the errors are 0.12/0.2 - 1 = -0.4 and 0.12/0.1 - 1 = 0.2.
+    """
+    fit = fit_step_cost({(8, 64): 0.2, (8, 128): 0.1})
+    assert coefficients_of(fit) == pytest.approx((0.12, 0.0, 0.0))
+    assert fit.max_relative_error == pytest.approx(0.4)
+
+
+def test_noise_is_weighed_by_its_share_and_not_by_its_seconds():
+    """A short step that is 5 % off may not be given up for a long one."""
+    known = 1e-3, 1e-6, 1e-9
+    measured = {shape: seconds_of(shape, *known) for shape in SHAPES}
+    noise = np.random.default_rng(0).uniform(0.95, 1.05, len(SHAPES))
+    noisy = {shape: measured[shape] * share for shape, share in zip(SHAPES, noise, strict=True)}
+    fit = fit_step_cost(noisy)
+    for shape in SHAPES:
+        assert fit.step_s(shape) == pytest.approx(measured[shape], rel=0.1)
