@@ -127,10 +127,12 @@ class Tuner:
 
         def find() -> int | None:
             assert self.process.poll() is None, self.process.communicate()
-            folders = sorted((self.out / "trials").glob("*"))
+            folders = sorted(map(str, (self.out / "trials").glob("*")))
+            if len(folders) <= index:
+                return None
             for child in psutil.Process(self.process.pid).children():
                 try:
-                    if child.cmdline()[-1:] == list(map(str, folders[index : index + 1])):
+                    if child.cmdline()[-1:] == [folders[index]]:
                         return child.pid
                 except psutil.Error:
                     continue
