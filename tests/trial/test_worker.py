@@ -162,8 +162,8 @@ class TestFailing:
             **{
                 "batching.strategy": "fixed",
                 "batching.tokens_per_batch": 80,
-                # Rotary frequencies that no float holds.
-                "model.rope_theta": 1e-300,
+                # Weights that no float32 holds.
+                "model.init_std": 1e300,
             }
         )
         found = run(spec, TrialFolder(tmp_path / "0000"))
