@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -35,12 +36,16 @@ def correlation_slowly(values):
 
 
 def updates_slowly(real_tokens, tokens_per_update):
-    updates, gathered = 0, 0
-    for tokens in real_tokens:
-        gathered += tokens
-        if tokens_per_update is None or gathered >= tokens_per_update:
-            updates, gathered = updates + 1, 0
-    return updates + (gathered > 0)
+    """Updates after every step, or where the running total rounds to one more."""
+    if tokens_per_update is None:
+        return len(real_tokens)
+    total = before = updates = 0
+    for step, tokens in enumerate(real_tokens):
+        total += tokens
+        rounded = math.floor(Fraction(total, tokens_per_update) + Fraction(1, 2))
+        updates += rounded > before or step == len(real_tokens) - 1
+        before = rounded
+    return updates
 
 
 def stats_of_lengths(padded_lengths):

@@ -1,7 +1,10 @@
 """Accumulation windows: after which steps an optimizer update comes.
 
-One rule for simulation and training: a window takes steps until it holds at least
-`tokens_per_update` real tokens of all ranks; the last window of an epoch ends with the epoch,
+One rule for simulation and training: the k-th update comes after the step whose running total of
+real tokens first rounds to k * tokens_per_update, counted from the start of the epoch. So an epoch
+has total / tokens_per_update updates whatever the size of its batches, and two plans of the same
+data train the same number of updates of the same mean size; a rule of "at least" would give a plan
+of large batches up to twice the tokens an update. The last window of an epoch ends with the epoch,
 however few tokens it holds, so no gradient is carried into the next epoch or lost.
 """
 
@@ -18,20 +21,17 @@ def update_after_step(
 
     Args:
         real_tokens: int64 [S], real tokens of each step over all ranks.
-        tokens_per_update: Least real tokens of a window; None: every step ends one.
+        tokens_per_update: Real tokens of a window on average; steps larger than that each end
+            one. None: every step ends one.
 
     Returns:
         bool [S]; the last entry is True.
     """
-    if tokens_per_update is None:
+    if tokens_per_update is None or not len(real_tokens):
         return np.ones(len(real_tokens), dtype=bool)
-    ends = np.zeros(len(real_tokens), dtype=bool)
-    gathered = 0
-    for step, tokens in enumerate(real_tokens.tolist()):
-        gathered += tokens
-        if gathered >= tokens_per_update:
-            ends[step] = True
-            gathered = 0
-    if len(ends):
-        ends[-1] = True
+    total = np.cumsum(real_tokens, dtype=np.int64)
+    # floor(total / target + 1/2) in whole numbers, so that every machine agrees.
+    updates = (2 * total + tokens_per_update) // (2 * tokens_per_update)
+    ends: NDArray[np.bool_] = np.diff(updates, prepend=0) > 0
+    ends[-1] = True
     return ends

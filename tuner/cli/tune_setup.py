@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from tuner.batching.rows import admit_rows
+from tuner.cli.entry import end_at_once
 from tuner.config.codec import load_config
 from tuner.config.override import override_config, parse_assignments
 from tuner.config.schema import TrainConfig
@@ -39,9 +40,10 @@ def set_up_study(
     """
     space = load_space(options.space)
     memory_limit_bytes = parse_memory_limit(options.memory_limit)
-    base, dataset = _open_base(options, notice)
-    check_base(dataset, base)
-    data = _tuned_data(dataset, base)
+    with end_at_once("varseq-tune"):
+        base, dataset = _open_base(options, notice)
+        check_base(dataset, base)
+        data = _tuned_data(dataset, base)
     installation = runner.probe(base.device)
     notice(f"trials run on {installation.device}")
     fitted_space, left_out = fit_to_device(space, installation.device)

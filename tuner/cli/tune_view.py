@@ -40,7 +40,6 @@ class TuneView:
         self._best = ""
 
     def __enter__(self) -> TuneView:
-        self._progress.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -59,6 +58,8 @@ class TuneView:
 
     def outcomes(self, outcomes: Sequence[NumberedOutcome]) -> None:
         """An outcome has come; at the start, those of earlier starts."""
+        # Not before: up to here a signal may end the process on the spot, bar and all.
+        self._progress.start()
         if self._has_started:
             self._print(self._outcome_line(outcomes))
         elif outcomes:

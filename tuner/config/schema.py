@@ -203,7 +203,7 @@ class LoopConfig(Section):
     max_steps: PositiveInt | None = None
     """Steps (batches) after which the run ends early; null: all epochs."""
     tokens_per_update: PositiveInt | None = None
-    """Real tokens that an optimizer update gathers at least; null: one update a step."""
+    """Real tokens of an optimizer update, on average; null: one update a step."""
     clip_norm: PositiveFloat | None = 1.0
     """Global gradient norm above which gradients are scaled down; null: no clipping."""
     out: str = "runs/train"

@@ -57,7 +57,7 @@ def count_plan(plan: BatchPlan, tokens_per_update: int | None) -> PlanStats:
 
     Args:
         plan: One epoch.
-        tokens_per_update: Real tokens of an update window; None: one update a step.
+        tokens_per_update: Real tokens of an update, on average; None: one update a step.
     """
     slots = plan.batch_sizes * plan.world_size
     return PlanStats(

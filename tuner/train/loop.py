@@ -1,7 +1,7 @@
 """The training loop: plan an epoch, take its steps, update, record, save.
 
-A step is one batch; an update follows when the window holds enough real tokens, and always at the
-end of an epoch. A window without any label skips its update and changes no state.
+A step is one batch; an update follows when the window is full, and always at the end of an epoch.
+A window without any label skips its update and changes no state.
 """
 
 from __future__ import annotations
