@@ -51,6 +51,15 @@ def test_text_that_looks_like_a_float_stays_text(text):
     assert parse_model(TrainConfig, parse_yaml(format_config(config)), source="test") == config
 
 
+@pytest.mark.parametrize(
+    "end", ["\n", "\r\n", "\x85", "\u2028", "\u2029", "\ufeff", "\x00", "\x1b"]
+)
+@pytest.mark.parametrize("form", ["{}", "a{}b", "{} a", "a {}", "a b " * 30 + "{}"])
+def test_line_ends_and_control_characters_in_a_text_stay(end, form):
+    config = make_config({"data.path": form.format(end)})
+    assert parse_model(TrainConfig, parse_yaml(format_config(config)), source="test") == config
+
+
 def test_text_form_is_plain_yaml_with_lists_on_one_line():
     text = format_config(make_config({"batching.boundaries": [64, 128]}), header="a\nb")
     assert text.startswith("# a\n# b\ndata:\n")

@@ -179,7 +179,14 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # In any other style PyYAML folds line ends such as U+0085 and reads back another text.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 _FlowListDumper.add_representer(list, _represent_list)
+_FlowListDumper.add_representer(str, _represent_text)
 
 
 def _tuples(value: Any) -> Any:
