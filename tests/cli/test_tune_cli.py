@@ -288,6 +288,19 @@ class TestBrokenOff:
         assert output == ""
         assert not (tuner.out / "best.yaml").exists()
 
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+    )
+    def test_a_signal_while_mindspore_is_imported(self, work, start, number, code):
+        tuner = start(work / f"early {number.name}")
+        process = psutil.Process(tuner.process.pid)
+        wait_for(lambda: any("_c_expression" in file.path for file in process.memory_maps()))
+        tuner.process.send_signal(number)
+        _, errors = tuner.process.communicate(timeout=20)
+        assert tuner.process.returncode == code
+        assert "Traceback" not in errors and "Error" not in errors
+        assert errors.endswith("varseq-tune: interrupted\n") is (number == signal.SIGINT)
+
 
 @pytest.mark.mindspore
 class TestAllFailing:
