@@ -118,15 +118,24 @@ class TestTheValue:
         assert value == pytest.approx(3 * 85 / run_s, rel=1e-12)
 
     def test_of_more_updates(self, tmp_path):
-        # One row of 30 a batch: budget 32. Ten steps of (1, 32); an update gathers at least 30
-        # real tokens: its number follows from the order, but never more than 85 / 30 + 1.
-        setup = make_setup(tmp_path, TEN_ROWS, make_space(longest_rows_per_batch=[1]), trials=1)
+        # 12 rows of 30, one a batch; an update gathers the 60 tokens of two steps: 6 an epoch.
+        setup = make_setup(
+            tmp_path,
+            [30] * 12,
+            make_space(longest_rows_per_batch=[1]),
+            base={"train.tokens_per_update": 60, "train.epochs": 2},
+            trials=1,
+        )
         (item,) = run_search(setup, FakeRunner(COST), Seen().watch)
-        assert item.outcome.config.train.tokens_per_update == 30
-        steps_s = 10 * static_step_s(1, 32)
-        updates = (85 / (item.outcome.real_tokens_per_s or 0) - 5.99 - steps_s) / 0.01
-        assert updates == pytest.approx(round(updates), abs=1e-6)
-        assert 1 <= round(updates) <= 3
+        run_s = 5.0 + 0.99 + 2 * (12 * static_step_s(1, 32) + 6 * 0.01)
+        assert item.outcome.real_tokens_per_s == pytest.approx(2 * 360 / run_s, rel=1e-12)
+
+    def test_every_candidate_gathers_the_largest_budget_for_an_update(self, tmp_path):
+        space = make_space(longest_rows_per_batch=[1, 2, 4])
+        setup = make_setup(tmp_path, TEN_ROWS, space)
+        outcomes = run_search(setup, FakeRunner(COST), Seen().watch)
+        assert len(outcomes) == 3
+        assert {item.outcome.config.train.tokens_per_update for item in outcomes} == {4 * 30}
 
 
 class TestWhatIsFound:
