@@ -118,16 +118,16 @@ class TestTheValue:
         assert value == pytest.approx(3 * 85 / run_s, rel=1e-12)
 
     def test_of_more_updates(self, tmp_path):
-        # 12 rows of 30, one a batch; an update gathers the 60 tokens of two steps: 6 an epoch.
+        # 12 rows of 30, one a batch; an update gathers the 30 tokens of one step: 12 an epoch.
         setup = make_setup(
             tmp_path,
             [30] * 12,
             make_space(longest_rows_per_batch=[1]),
-            base={"train.tokens_per_update": 60, "train.epochs": 2},
+            base={"train.tokens_per_update": 30, "train.epochs": 2},
             trials=1,
         )
         (item,) = run_search(setup, FakeRunner(COST), Seen().watch)
-        run_s = 5.0 + 0.99 + 2 * (12 * static_step_s(1, 32) + 6 * 0.01)
+        run_s = 5.0 + 0.99 + 2 * (12 * static_step_s(1, 32) + 12 * 0.01)
         assert item.outcome.real_tokens_per_s == pytest.approx(2 * 360 / run_s, rel=1e-12)
 
     def test_every_candidate_gathers_the_largest_budget_for_an_update(self, tmp_path):
