@@ -171,6 +171,18 @@ class TestEveryPlan:
         prints.add(small_plan(strategy, [*tokens, 8]).fingerprint)
         assert len(prints) == 4
 
+    def test_rows_cut_shorter_within_the_same_shape_have_another_fingerprint(self, strategy):
+        plans = [
+            plan_batches(
+                make_lengths([64] * 20),
+                make_config({"batching.strategy": strategy, "data.max_length": limit}),
+            )
+            for limit in (60, 64)
+        ]
+        assert plans[0].shapes == plans[1].shapes
+        assert plans[0].row_indices.tolist() == plans[1].row_indices.tolist()
+        assert plans[0].fingerprint != plans[1].fingerprint
+
     def test_arrays_are_read_only(self, strategy):
         plan = small_plan(strategy, skewed_tokens(50))
         arrays = (plan.row_indices, plan.batch_sizes, plan.padded_lengths, plan.real_tokens)

@@ -148,6 +148,16 @@ def test_even_spreading_leaves_no_batch_size_that_would_do_with_fewer_fillers(ca
         assert (size - 1) * steps * case.world_size < rows_in[length]
 
 
+@pytest.mark.parametrize("strategy", ["fixed", "bucketed"])
+@given(data=st.data())
+def test_under_a_budget_fillers_are_fewer_than_batches_times_ranks(strategy, data):
+    plan = plan_of(data.draw(plan_cases(strategy, size_rule="budget")))
+    for shape in plan.shapes:
+        ranks = [list(plan.steps_of_rank(rank)) for rank in range(plan.world_size)]
+        batches = [batch for steps in ranks for batch in steps if batch.shape == shape]
+        assert sum(batch.row_indices.tolist().count(-1) for batch in batches) < len(batches)
+
+
 def test_hundred_rows_at_a_budget_of_sixty_four_make_two_batches_of_fifty():
     plan = plan_with([8] * 100, tokens_per_batch=512)
     assert plan.shapes == ((50, 8),)

@@ -116,9 +116,10 @@ class BatchPlan:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the order, rows and shapes."""
+        """sha256 of the order, rows, their tokens after truncation, and shapes."""
         digest = hashlib.sha256(repr((self.world_size, self.shapes)).encode())
-        for array in (self.row_indices, self.batch_sizes, self.padded_lengths):
+        steps = (self.batch_sizes, self.padded_lengths, self.real_tokens)
+        for array in (self.row_indices, *steps):
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
