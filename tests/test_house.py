@@ -205,6 +205,19 @@ def test_module_and_all_that_is_public_has_a_docstring(path):
         assert ast.get_docstring(node), f"{node.name} has no docstring"
 
 
+@pytest.mark.parametrize("package", ["batching", "simulate"])
+def test_values_of_the_pure_core_are_frozen_and_built_by_name(package):
+    decorators = [
+        (f"{name_of(path)}: {node.name}", ast.unparse(decorator))
+        for path in sorted((PACKAGE / package).glob("*.py"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+        for decorator in node.decorator_list
+    ]
+    assert decorators
+    assert {text for _, text in decorators} == {"dataclass(frozen=True, kw_only=True)"}
+
+
 FORBIDDEN = [
     "/" + "root/",
     "/" + "work/",
