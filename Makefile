@@ -30,10 +30,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
 
 demo: $(READY)
 	rm -rf $(DEMO)

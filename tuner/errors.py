@@ -22,6 +22,7 @@ class BadInputError(Exception):
     """
 
     def __init__(self, problem: str, *, fix: str) -> None:
-        super().__init__(f"{problem}; {fix}")
+        # One line, whatever a file name or a library's words hold.
+        super().__init__(" ".join(f"{problem}; {fix}".splitlines()))
         self.problem = problem
         self.fix = fix

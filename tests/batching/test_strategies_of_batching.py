@@ -73,7 +73,11 @@ def test_dynamic_has_one_batch_size_and_any_aligned_length_in_use(case):
     tokens_of_row = admit_slowly(case.tokens, case.config).tokens_of_row
     batching, plan = case.config.batching, plan_of(case)
     aligned = {align_slowly(length, batching.align) for length in tokens_of_row.values()}
-    size = batching.samples_per_batch or batching.tokens_per_batch // max(aligned)
+    size = batching.samples_per_batch
+    if size is None:
+        most = batching.tokens_per_batch // max(aligned) * case.world_size
+        num_batches = math.ceil(len(tokens_of_row) / most)
+        size = math.ceil(len(tokens_of_row) / num_batches / case.world_size)
     assert set(plan.shapes) == {(size, length) for length in aligned}
     assert plan.num_steps == math.ceil(len(tokens_of_row) / (size * case.world_size))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -33,21 +34,31 @@ def test_windows_hold_the_asked_number_on_average(real_tokens, tokens_per_update
     assert [tokens for window in windows for tokens in window] == real_tokens
     largest = max(real_tokens)
     if largest <= tokens_per_update:
-        # Rounding costs half an update at most, the end of the epoch one more.
-        assert abs(len(windows) - sum(real_tokens) / tokens_per_update) <= 1.5
+        assert len(windows) == max(1, rounded(sum(real_tokens), tokens_per_update))
     for window in windows:
-        assert sum(window) < 1.5 * tokens_per_update + largest
+        # Nearest to the milestones: half a step off at both ends, half a window at the end.
+        assert sum(window) <= 1.5 * tokens_per_update + largest
 
 
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200))
-def test_windows_equal_a_plain_loop(real_tokens, tokens_per_update):
-    expected, total, updates = [], 0, 0
-    for step, tokens in enumerate(real_tokens):
-        total += tokens
-        rounded = math.floor(Fraction(total, tokens_per_update) + Fraction(1, 2))
-        expected.append(rounded > updates or step == len(real_tokens) - 1)
-        updates = rounded
-    assert update_after_step(np.array(real_tokens), tokens_per_update).tolist() == expected
+@given(st.lists(st.integers(10, 50), min_size=1, max_size=60), st.integers(1, 10))
+def test_steps_larger_than_a_window_each_end_one(real_tokens, tokens_per_update):
+    assert update_after_step(np.array(real_tokens), tokens_per_update).all()
+
+
+def rounded(total, tokens_per_update):
+    return math.floor(Fraction(total, tokens_per_update) + Fraction(1, 2))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
+def test_windows_equal_a_search_over_all_steps(real_tokens, tokens_per_update):
+    running = list(itertools.accumulate(real_tokens))
+    ends = {len(running) - 1}
+    for update in range(1, max(1, rounded(running[-1], tokens_per_update))):
+        milestone = update * tokens_per_update
+        # Of two equally near steps min takes the first.
+        ends.add(min(range(len(running)), key=lambda i, m=milestone: abs(running[i] - m)))
+    found = update_after_step(np.array(real_tokens), tokens_per_update)
+    assert set(np.flatnonzero(found).tolist()) == ends
 
 
 @pytest.mark.parametrize(
@@ -55,19 +66,27 @@ def test_windows_equal_a_plain_loop(real_tokens, tokens_per_update):
     [
         (1, [1, 1, 1, 1]),
         (10, [1, 1, 1, 1]),
-        # Running total / 11 is 0.9, 1.8, 2.7, 3.6: rounds to 1, 2, 3, 4.
+        # 40 / 11 rounds to 4 updates: nearest to 11, 22, 33 are 10, 20, 30.
         (11, [1, 1, 1, 1]),
-        # / 16: 0.6, 1.25, 1.9, 2.5 round to 1, 1, 2, 3.
-        (16, [1, 0, 1, 1]),
-        # / 25: 0.4, 0.8, 1.2, 1.6 round to 0, 1, 1, 2.
+        # 40 / 16 = 2.5 rounds to 3: nearest to 16 and 32 are 20 and 30.
+        (16, [0, 1, 1, 1]),
+        (20, [0, 1, 0, 1]),
+        # Two updates: 20 and 30 are equally near to 25, the first of them ends the window.
         (25, [0, 1, 0, 1]),
-        (30, [0, 1, 0, 1]),
-        (40, [0, 1, 0, 1]),
+        (30, [0, 0, 0, 1]),
+        (40, [0, 0, 0, 1]),
         (1000, [0, 0, 0, 1]),
     ],
 )
 def test_hand_calculated_windows(tokens_per_update, ends):
     assert update_after_step(np.array([10, 10, 10, 10]), tokens_per_update).tolist() == ends
+
+
+@pytest.mark.parametrize(("per_update", "steps"), [(60, 2), (90, 3), (120, 4), (30, 1)])
+def test_equal_steps_make_equal_windows(per_update, steps):
+    ends = update_after_step(np.full(12, 30), per_update).reshape(-1, steps)
+    assert not ends[:, :-1].any()
+    assert ends[:, -1].all()
 
 
 def test_plans_of_other_batch_sizes_have_as_many_updates():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from fractions import Fraction
@@ -36,16 +37,16 @@ def correlation_slowly(values):
 
 
 def updates_slowly(real_tokens, tokens_per_update):
-    """Updates after every step, or where the running total rounds to one more."""
+    """Steps that are nearest to a milestone of the running total, and the last one."""
     if tokens_per_update is None:
         return len(real_tokens)
-    total = before = updates = 0
-    for step, tokens in enumerate(real_tokens):
-        total += tokens
-        rounded = math.floor(Fraction(total, tokens_per_update) + Fraction(1, 2))
-        updates += rounded > before or step == len(real_tokens) - 1
-        before = rounded
-    return updates
+    running = list(itertools.accumulate(real_tokens))
+    num_updates = math.floor(Fraction(running[-1], tokens_per_update) + Fraction(1, 2))
+    ends = {len(running) - 1}
+    for update in range(1, num_updates):
+        distances = [abs(total - update * tokens_per_update) for total in running]
+        ends.add(distances.index(min(distances)))
+    return len(ends)
 
 
 def stats_of_lengths(padded_lengths):

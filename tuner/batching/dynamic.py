@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.batching.align import align_lengths
-from tuner.batching.grouping import FILLER, Grouping, IntArray, pad_slots, rows_per_batch
+from tuner.batching.grouping import FILLER, Grouping, IntArray, pad_slots, spread_rows
 from tuner.config.schema import BatchingConfig
 
 
@@ -26,7 +26,7 @@ def group_dynamic(
         world_size: Ranks, >= 1.
     """
     aligned = align_lengths(tokens, batching.align)
-    size = rows_per_batch(batching, int(aligned.max()))
+    size = spread_rows(len(tokens), int(aligned.max()), batching, world_size)
     slots = pad_slots(rng.permutation(len(tokens)), size * world_size)
     length_of_slot = np.where(slots == FILLER, 0, aligned[slots])
     padded_lengths = length_of_slot.reshape(-1, size * world_size).max(axis=1)

@@ -83,7 +83,11 @@ def fill_buckets(
         if not len(rows):
             continue
         length = int(boundaries[index])
-        size = _bucket_batch_size(batching, index, length, len(rows), world_size)
+        size = (
+            batching.batch_sizes[index]
+            if batching.batch_sizes
+            else spread_rows(len(rows), length, batching, world_size)
+        )
         num_batches = -(-len(rows) // (size * world_size))
         slots.append(_with_filler(rows, num_batches * size * world_size))
         batch_sizes.append(np.full(num_batches, size))
@@ -102,16 +106,17 @@ def pad_slots(rows: IntArray, rows_per_global_batch: int) -> IntArray:
     return _with_filler(rows, -(-len(rows) // rows_per_global_batch) * rows_per_global_batch)
 
 
-def _bucket_batch_size(
-    batching: BatchingConfig, index: int, padded_length: int, num_rows: int, world_size: int
+def spread_rows(
+    num_rows: int, padded_length: int, batching: BatchingConfig, world_size: int
 ) -> int:
-    """B of a bucket; under a token budget the rows are spread evenly over its batches.
+    """B for so many rows of a padded length; under a token budget they are spread evenly.
 
     100 rows at a budget of 64 make two batches of 50, not 64 and 36 with 28 fillers: the number of
     batches stays, the padding of the last one goes.
+
+    Raises:
+        BadInputError: one padded row is over the token budget.
     """
-    if batching.batch_sizes:
-        return batching.batch_sizes[index]
     most = rows_per_batch(batching, padded_length)
     if batching.samples_per_batch is not None:
         return most

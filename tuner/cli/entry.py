@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from tuner.errors import EXIT_BAD_INPUT, BadInputError
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -62,15 +64,18 @@ def _raise_exit(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(EXIT_TERMINATED)
 
 
-def run_command(command_name: str, command: Callable[[], int]) -> int:
+def run_command(
+    command_name: str, command: Callable[[], int], *, after_interrupt: str = ""
+) -> int:
     """Run a command's body and turn what users can cause into an exit code.
 
     Args:
         command_name: The name that starts the error line, for example `varseq-data`.
         command: The body; returns the exit code.
+        after_interrupt: Said after Ctrl-C: how to go on.
 
     Returns:
-        The body's exit code; 2 for bad input, 130 after Ctrl-C.
+        The body's exit code; 2 for bad input or a full disk, 130 after Ctrl-C.
     """
     try:
         return command()
@@ -78,9 +83,19 @@ def run_command(command_name: str, command: Callable[[], int]) -> int:
         print(f"{command_name}: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
-        print(f"{command_name}: interrupted", file=sys.stderr)
+        print(f"{command_name}: interrupted{after_interrupt}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has gone; say nothing more, not even at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        place = f" {error.filename}" if error.filename else ""
+        print(
+            f"{command_name}: error: cannot write{place}: {error.strerror}; make room or choose "
+            "another folder",
+            file=sys.stderr,
+        )
+        return EXIT_BAD_INPUT

@@ -20,7 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     exit_on_sigterm()
-    return run_command(COMMAND, lambda: _tune(options, given))
+    return run_command(
+        COMMAND,
+        lambda: _tune(options, given),
+        after_interrupt="; the same command goes on from the finished trials",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,12 +8,13 @@ a plain failure would teach it nothing and the same corner would be proposed aga
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -31,6 +32,10 @@ ENQUEUED_KEY = "enqueued"
 TOLD_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToldTrial:
     """A trial that has its outcome.
@@ -44,6 +49,27 @@ class ToldTrial:
     number: int
     choice: Choice
     outcome: Mapping[str, Any]
+
+
+def _with_storage_errors(
+    method: Callable[Concatenate[OptunaStudy, Parameters], Answer],
+) -> Callable[Concatenate[OptunaStudy, Parameters], Answer]:
+    """Turn what the storage raises (a full disk, a file that is gone) into one line."""
+
+    @functools.wraps(method)
+    def wrapped(
+        self: OptunaStudy, /, *arguments: Parameters.args, **options: Parameters.kwargs
+    ) -> Answer:
+        try:
+            return method(self, *arguments, **options)
+        except optuna.exceptions.StorageInternalError as error:
+            cause = error.__cause__ or error
+            raise BadInputError(
+                f"{self.path} cannot be read or written: {str(cause).splitlines()[0]}",
+                fix="make room for it; the same command goes on from the finished trials",
+            ) from error
+
+    return wrapped
 
 
 class OptunaStudy:
@@ -63,7 +89,7 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
         self._space = space
-        self._path = storage
+        self.path = storage
         self._study = _open(storage)
         # With the trials so far in the seed, a resumed study does not propose the same again.
         self._study.sampler = optuna.samplers.TPESampler(
@@ -74,6 +100,7 @@ class OptunaStudy:
         )
         self._running: dict[int, Trial] = {}
 
+    @_with_storage_errors
     def check_identity(self, identity: Mapping[str, str]) -> None:
         """Refuse to go on with other data, space, base config or device than the study's.
 
@@ -90,10 +117,11 @@ class OptunaStudy:
         for name, value in identity.items():
             if known.get(name) != value:
                 raise BadInputError(
-                    f"{self._path} is a study of another {name} ({known.get(name)}, now {value})",
+                    f"{self.path} is a study of another {name} ({known.get(name)}, now {value})",
                     fix="give --new-study to start over, or another --out",
                 )
 
+    @_with_storage_errors
     def recover(self) -> list[int]:
         """Mark trials that a killed tuner left running as failed, and propose them again first.
 
@@ -107,6 +135,7 @@ class OptunaStudy:
         self.enqueue([_from_params(params) for params in known])
         return [trial.number for trial in interrupted]
 
+    @_with_storage_errors
     def enqueue(self, choices: Sequence[Choice]) -> None:
         """Propose these first; those that wait already or were tried before are left out."""
         # Not Optuna's skip_if_exists: it takes an interrupted trial for a tried one.
@@ -119,6 +148,7 @@ class OptunaStudy:
                 self._study.enqueue_trial(params, user_attrs={ENQUEUED_KEY: params})
                 present.append(params)
 
+    @_with_storage_errors
     def ask(self) -> tuple[int, Choice]:
         """The next proposal and its trial number."""
         trial = self._study.ask()
@@ -126,6 +156,7 @@ class OptunaStudy:
         self._running[trial.number] = trial
         return trial.number, choice
 
+    @_with_storage_errors
     def tell_measured(
         self, number: int, real_tokens_per_s: float, outcome: Mapping[str, Any]
     ) -> None:
@@ -135,6 +166,7 @@ class OptunaStudy:
         trial.set_user_attr(OUTCOME_KEY, dict(outcome))
         self._study.tell(trial, real_tokens_per_s)
 
+    @_with_storage_errors
     def tell_failed(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Tell a trial that failed: pruned, with a violated constraint."""
         trial = self._running.pop(number)
@@ -142,6 +174,7 @@ class OptunaStudy:
         trial.set_user_attr(OUTCOME_KEY, dict(outcome))
         self._study.tell(trial, state=TrialState.PRUNED)
 
+    @_with_storage_errors
     def tell_repeat(self, number: int, of_number: int) -> None:
         """Tell a proposal whose config was tried before: the same value again, without a trial."""
         before = self._study.trials[of_number]
@@ -154,6 +187,7 @@ class OptunaStudy:
             trial.set_constraint("failed", 1.0)
             self._study.tell(trial, state=TrialState.PRUNED)
 
+    @_with_storage_errors
     def told(self) -> list[ToldTrial]:
         """All trials with an outcome, in order; repeats and interrupted ones have none."""
         return [
@@ -166,6 +200,7 @@ class OptunaStudy:
             if OUTCOME_KEY in trial.user_attrs and trial.state in TOLD_STATES
         ]
 
+    @_with_storage_errors
     def tried(self) -> set[Choice]:
         """Every point that has its value: told trials and repeats."""
         return {_from_params(trial.params) for trial in self._study.get_trials(states=TOLD_STATES)}
