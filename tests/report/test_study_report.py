@@ -139,6 +139,11 @@ class TestBothPages:
         ]
         assert ratios == ["2.50", "1.00", "0.80"]
 
+    def test_say_so_where_padding_to_the_longest_is_the_fastest(self, page):
+        text = page((FIXED, SLOWER_FIXED), CONTEXT)
+        assert "padding everything to the longest is the fastest here" in text
+        assert "times the best that pads" not in text
+
     def test_say_so_where_that_was_not_measured(self, page):
         text = page((BUCKETED,), CONTEXT)
         assert "; padding to the longest was not measured." in text
