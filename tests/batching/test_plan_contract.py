@@ -142,8 +142,14 @@ class TestEveryPlan:
     @settings(max_examples=20)
     def test_warm_up_starts_with_the_most_padded_tokens(self, strategy, data):
         shapes = plan_of(data.draw(plan_cases(strategy))).shapes
-        sizes = [size * length for size, length in shapes]
+        sizes = [(size * length, length) for size, length in shapes]
         assert sizes == sorted(sizes, reverse=True)
+
+    def test_first_epoch_and_one_rank_are_what_is_left_unsaid(self, strategy):
+        lengths = make_lengths(skewed_tokens(100))
+        config = make_config({"batching.strategy": strategy})
+        said = plan_batches(lengths, config, epoch=0, world_size=1)
+        assert plan_batches(lengths, config).fingerprint == said.fingerprint
 
     def test_other_epoch_and_other_seed_have_another_order(self, strategy):
         tokens = skewed_tokens(200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -104,3 +105,15 @@ def test_without_a_number_every_step_updates():
 def test_no_step_no_window():
     assert update_after_step(np.array([], dtype=np.int64), 5).tolist() == []
     assert update_after_step(np.array([], dtype=np.int64), None).tolist() == []
+
+
+@pytest.mark.parametrize("tokens_per_update", [1, 4000, 10**12])
+def test_any_number_of_tokens_an_update_takes_the_memory_of_the_steps(tokens_per_update):
+    """Eight thousand million tokens: as many updates at one token each, but few steps."""
+    real_tokens = np.full(20_000, 400_000)
+    tracemalloc.start()
+    ends = update_after_step(real_tokens, tokens_per_update)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ends.sum() == (20_000 if tokens_per_update < 400_000 else 1)
+    assert peak_bytes < 10 * real_tokens.nbytes

@@ -28,14 +28,14 @@ def update_after_step(
     """
     if tokens_per_update is None or not len(real_tokens):
         return np.ones(len(real_tokens), dtype=bool)
+    # Whole numbers, so that every machine agrees. Step i is nearest to the milestones between the
+    # middle of totals i - 1 and i and that of i and i + 1, the latter included: a milestone as
+    # near to two steps goes to the first.
     running = np.cumsum(real_tokens, dtype=np.int64)
-    # In whole numbers, so that every machine agrees.
     num_updates = max(1, int(2 * running[-1] + tokens_per_update) // (2 * tokens_per_update))
-    milestones = np.arange(1, num_updates, dtype=np.int64) * tokens_per_update
-    after = np.minimum(np.searchsorted(running, milestones), len(running) - 1)
-    before = np.maximum(after - 1, 0)
-    is_before_nearer = milestones - running[before] <= running[after] - milestones
-    ends = np.zeros(len(running), dtype=bool)
-    ends[np.where(is_before_nearer & (after > 0), before, after)] = True
-    ends[-1] = True
+    up_to_middle = np.minimum(
+        (running[:-1] + running[1:]) // (2 * tokens_per_update), num_updates - 1
+    )
+    ends = np.ones(len(running), dtype=bool)
+    ends[:-1] = np.diff(up_to_middle, prepend=0) > 0
     return ends
