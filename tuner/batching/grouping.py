@@ -88,8 +88,8 @@ def fill_buckets(
             if batching.batch_sizes
             else spread_rows(len(rows), length, batching, world_size)
         )
-        num_batches = -(-len(rows) // (size * world_size))
-        slots.append(_with_filler(rows, num_batches * size * world_size))
+        slots.append(pad_slots(rows, size * world_size))
+        num_batches = len(slots[-1]) // (size * world_size)
         batch_sizes.append(np.full(num_batches, size))
         padded_lengths.append(np.full(num_batches, length))
     sizes, lengths = np.concatenate(batch_sizes), np.concatenate(padded_lengths)
@@ -103,7 +103,10 @@ def fill_buckets(
 
 def pad_slots(rows: IntArray, rows_per_global_batch: int) -> IntArray:
     """Rows followed by fillers up to a whole number of global batches."""
-    return _with_filler(rows, -(-len(rows) // rows_per_global_batch) * rows_per_global_batch)
+    num_slots = -(-len(rows) // rows_per_global_batch) * rows_per_global_batch
+    slots = np.full(num_slots, FILLER, dtype=np.int64)
+    slots[: len(rows)] = rows
+    return slots
 
 
 def spread_rows(
@@ -122,9 +125,3 @@ def spread_rows(
         return most
     num_batches = -(-num_rows // (most * world_size))
     return -(-num_rows // (num_batches * world_size))
-
-
-def _with_filler(rows: IntArray, num_slots: int) -> IntArray:
-    slots = np.full(num_slots, FILLER, dtype=np.int64)
-    slots[: len(rows)] = rows
-    return slots

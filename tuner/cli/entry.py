@@ -30,6 +30,23 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
+def add_override_option(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add `--set NAME=VALUE`, which may be repeated; the values come as `assignments`.
+
+    Args:
+        parser: Of a command that has a config.
+        example: An assignment that makes sense for the command.
+    """
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="assignments",
+        help=f"override a field of the config, for example {example}; may be repeated",
+    )
+
+
 def exit_on_sigterm() -> None:
     """Make SIGTERM an exception, so that half-written files and child processes are cleared up."""
     signal.signal(signal.SIGTERM, _raise_exit)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tuner.cli.entry import OneLineParser, run_command
+from tuner.cli.entry import OneLineParser, add_override_option, run_command
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
@@ -37,14 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the newest checkpoint in train.out"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="assignments",
-        help="override a field of the config, for example train.max_steps=50; may be repeated",
-    )
+    add_override_option(parser, "train.max_steps=50")
     return parser
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.cli.entry import OneLineParser, exit_on_sigterm, run_command
+from tuner.cli.entry import OneLineParser, add_override_option, exit_on_sigterm, run_command
 
 COMMAND = "varseq-tune"
 EXIT_NOTHING_MEASURED = 1
@@ -54,14 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="search space: a shipped name or a YAML file (default: %(default)s)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="assignments",
-        help="override a field of the config, for example train.epochs=5; may be repeated",
-    )
+    add_override_option(parser, "train.epochs=5")
     parser.add_argument(
         "--trial-timeout",
         type=_positive_float,

@@ -55,11 +55,6 @@ def open_device(config: TrainConfig) -> Device:
     )
 
 
-def synchronize() -> None:
-    """Wait until all work given to the device is done; without it a timing is of the queue."""
-    ms.runtime.synchronize()
-
-
 def memory_bytes(device: Device) -> int:
     """Memory in use now, in bytes, of the kind that the device says."""
     if device.name == ASCEND:
