@@ -1,27 +1,44 @@
 """Exact bucket boundaries: one dynamic program that gives the optimum for every K at once.
 
 Problem: U candidate padded lengths x_1 < ... < x_U, n_i rows in candidate i. A bucket ends at
-some x_j and takes all rows since the bucket before; each of its rows costs `row_cost[j]`, having
-the bucket at all costs `shape_cost[j]`. Choose K ends (the last is x_U) of least total cost.
+some x_j and takes all rows since the bucket before; each of its rows costs r_j (`row_cost`),
+having the bucket at all costs s_j (`shape_cost`). Choose K ends (the last is x_U) of least total
+cost.
 
-Algorithm: with N the running sum of n,
-    best_k[j] = min over i < j of best_{k-1}[i] + (N[j] - N[i]) * row_cost[j] + shape_cost[j]
-computed for all j at once as a U x U matrix; O(K U^2) time, O(U^2) memory (U = 1024 for a maximum
-of 8192 aligned to 8: 8 MB). With row_cost = x and shape_cost = 0 it is minimum padding.
+With N the running sum of n, and w(i, j) = (N_j - N_i) * r_j for the rows of candidates i+1 .. j:
+    best_k[j] = s_j + min over i < j of best_{k-1}[i] + w(i, j)
+
+Where r does not fall, the smallest i that gives the minimum does not fall with j either. Proof:
+for i < i' < j < j', w(i, j') + w(i', j) - w(i, j) - w(i', j') = (N_i' - N_i) * (r_j' - r_j) >= 0
+(quadrangle inequality; s_j and best_{k-1}[i] cancel), so what i' gains over i only grows with j.
+So the middle column bounds the candidates of both halves. All columns of one depth of this
+bisection are done at once: at most 2 U sums a depth, O(K U log U) time, O(U) memory besides the
+O(K U) of traces. Where r falls somewhere, all i are tried in blocks of columns: O(K U^2) time, the
+same memory. Among equal sums the smallest i is taken, that is, the longest last bucket.
+
+Measured in results/benchmarks/boundaries.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.align import align_lengths
-from tuner.config.schema import AlignRule
+from tuner.batching.grouping import Shape, rows_per_batch
+from tuner.config.schema import AlignRule, BatchingConfig
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Origins = tuple[IntArray, FloatArray]
+"""For columns 1..U: the i of the least sum (int64 [U]), and that sum (float64 [U])."""
+
+SUMS_PER_BLOCK = 1 << 20
+"""Sums that are held at once where all i are tried: 8 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +58,23 @@ class BoundaryCurve:
         return self.boundaries[int(np.argmin(self.cost[:max_buckets]))]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunCost:
+    """What a run costs in seconds.
+
+    Attributes:
+        step_s: (B, L) -> seconds of a steady step of one rank, finite, > 0.
+        compile_s: (B, L) -> seconds of compiling the shape, once a run, finite, >= 0.
+        epochs: Epochs of the run, >= 1.
+        world_size: Ranks, W >= 1.
+    """
+
+    step_s: Callable[[Shape], float]
+    compile_s: Callable[[Shape], float]
+    epochs: int
+    world_size: int
+
+
 def solve_boundaries(
     candidates: IntArray,
     counts: IntArray,
@@ -52,32 +86,32 @@ def solve_boundaries(
     """Solve for every number of buckets from 1 to min(max_buckets, U).
 
     Args:
-        candidates: int64 [U], padded lengths in tokens, strictly rising.
+        candidates: int64 [U], padded lengths in tokens, strictly rising; U >= 1.
         counts: int64 [U], rows whose aligned length is the candidate; > 0.
-        row_cost: float64 [U], cost of one row padded to the candidate.
-        shape_cost: float64 [U], cost of having a bucket that ends there.
+        row_cost: float64 [U], cost of one row padded to the candidate, finite.
+        shape_cost: float64 [U], cost of having a bucket that ends there, finite.
         max_buckets: Largest K, >= 1.
     """
     rows_up_to = np.concatenate(([0], np.cumsum(counts))).astype(np.float64)
-    last = len(candidates)
-    step_cost = (rows_up_to[None, 1:] - rows_up_to[:-1, None]) * row_cost + shape_cost
-    step_cost[np.tril_indices(last, k=-1)] = np.inf
-    best = np.full(last + 1, np.inf)
+    find_origins = _origins_of_rising if (np.diff(row_cost) >= 0).all() else _origins_of_any
+    best = np.full(len(candidates) + 1, np.inf)
     best[0] = 0.0
     came_from = []
     cost = []
-    for _ in range(min(max_buckets, last)):
-        total = best[:-1, None] + step_cost
-        origin = np.argmin(total, axis=0)
-        best = np.concatenate(([np.inf], np.take_along_axis(total, origin[None], axis=0)[0]))
+    for _ in range(min(max_buckets, len(candidates))):
+        origin, least = find_origins(best, rows_up_to, row_cost)
+        best = np.concatenate(([np.inf], least + shape_cost))
         came_from.append(origin)
-        cost.append(best[last])
+        cost.append(best[-1])
     chosen = tuple(_trace(candidates, came_from[:k]) for k in range(1, len(came_from) + 1))
     return BoundaryCurve(boundaries=chosen, cost=np.array(cost))
 
 
 def solve_least_padding(
-    tokens: IntArray, align: int | tuple[AlignRule, ...], max_buckets: int
+    tokens: NDArray[np.integer[Any]],
+    align: int | tuple[AlignRule, ...],
+    max_buckets: int,
+    counts: IntArray | None = None,
 ) -> BoundaryCurve:
     """Boundaries of least padding for rows of the given lengths.
 
@@ -85,18 +119,137 @@ def solve_least_padding(
         tokens: int [M], lengths in tokens, >= 1; M >= 1.
         align: Boundaries follow this rule.
         max_buckets: Largest K, >= 1.
+        counts: int64 [M], rows of each length, > 0; None: one of each.
 
     Returns:
         The curve; its cost is padded tokens, one row padded to its own boundary.
     """
-    candidates, counts = np.unique(align_lengths(tokens, align), return_counts=True)
+    candidates, rows = count_aligned(tokens, align, counts)
     return solve_boundaries(
         candidates,
-        counts,
+        rows,
         row_cost=candidates.astype(np.float64),
         shape_cost=np.zeros(len(candidates)),
         max_buckets=max_buckets,
     )
+
+
+def solve_least_time(
+    tokens: NDArray[np.integer[Any]],
+    batching: BatchingConfig,
+    cost: RunCost,
+    max_buckets: int,
+    counts: IntArray | None = None,
+) -> BoundaryCurve:
+    """Boundaries of least run time, compile time included; `best` finds the number of buckets too.
+
+    A row padded to L costs its share of a full batch, epochs * step_s(B, L) / (B * W) with the
+    largest B that the config allows; a bucket costs compile_s(B, L). Steps are whole, so a plan of
+    these boundaries takes longer, but by at most `epochs` full steps of each of its buckets, if
+    step_s does not fall with B, step_s / B does not rise with B (both hold for an overhead plus a
+    cost a row) and compile_s depends on L alone.
+
+    Args:
+        tokens: int [M], lengths in tokens, >= 1; M >= 1.
+        batching: Alignment, and a token budget or a sample count.
+        cost: Seconds of steps and compiles.
+        max_buckets: Largest K, >= 1.
+        counts: int64 [M], rows of each length, > 0; None: one of each.
+
+    Returns:
+        The curve; its cost is seconds.
+
+    Raises:
+        BadInputError: the longest padded row is over the token budget.
+    """
+    candidates, rows = count_aligned(tokens, batching.align, counts)
+    shapes = [(rows_per_batch(batching, length), length) for length in candidates.tolist()]
+    step_s = np.array([cost.step_s(shape) for shape in shapes], dtype=np.float64)
+    batch_sizes = np.array([size for size, _ in shapes], dtype=np.float64)
+    return solve_boundaries(
+        candidates,
+        rows,
+        row_cost=cost.epochs * step_s / (batch_sizes * cost.world_size),
+        shape_cost=np.array([cost.compile_s(shape) for shape in shapes], dtype=np.float64),
+        max_buckets=max_buckets,
+    )
+
+
+def count_aligned(
+    tokens: NDArray[np.integer[Any]],
+    align: int | tuple[AlignRule, ...],
+    counts: IntArray | None = None,
+) -> tuple[IntArray, IntArray]:
+    """The aligned lengths in use, rising, and the rows of each; both int64 [U].
+
+    Args:
+        tokens: int [M], lengths in tokens, >= 1.
+        align: Alignment rule.
+        counts: int64 [M], rows of each length; None: one of each.
+    """
+    # Aligning the distinct lengths alone is several times faster on a million rows.
+    lengths, rows = count_lengths(tokens, counts)
+    return count_lengths(align_lengths(lengths, align), rows)
+
+
+def count_lengths(
+    tokens: NDArray[np.integer[Any]], counts: IntArray | None = None
+) -> tuple[IntArray, IntArray]:
+    """The distinct lengths, rising, and the rows of each; both int64 [U].
+
+    Args:
+        tokens: int [M], lengths in tokens, in any order.
+        counts: int64 [M], rows of each length, less than 2^53 in all; None: one of each.
+    """
+    if counts is None:
+        lengths, rows = np.unique(tokens, return_counts=True)
+    else:
+        lengths, index = np.unique(tokens, return_inverse=True)
+        rows = np.bincount(index, weights=counts, minlength=len(lengths))
+    return lengths.astype(np.int64), rows.astype(np.int64)
+
+
+def _origins_of_rising(best: FloatArray, rows_up_to: FloatArray, row_cost: FloatArray) -> Origins:
+    """Bisection over the columns, one depth at a time; row_cost does not fall."""
+    last = len(row_cost)
+    least = np.empty(last + 1)
+    # Column 0 bounds from below, the columns past the last do not bound from above.
+    origin = np.zeros(2 * last + 1, dtype=np.int64)
+    origin[last + 1 :] = last
+    stride = 1 << (last.bit_length() - 1)
+    while stride:
+        # Columns stride, 3 * stride, ...; their neighbours at one stride are known by now.
+        columns = np.arange(stride, last + 1, 2 * stride)
+        first = origin[columns - stride]
+        num_origins = np.minimum(origin[columns + stride], columns - 1) - first + 1
+        starts = np.cumsum(num_origins) - num_origins
+        tried = np.arange(num_origins.sum()) + np.repeat(first - starts, num_origins)
+        column = np.repeat(columns, num_origins)
+        rows = rows_up_to[column] - rows_up_to[tried]
+        sums = best[tried] + rows * row_cost[column - 1]
+        least[columns] = np.minimum.reduceat(sums, starts)
+        hits = np.flatnonzero(sums == least[column])
+        origin[columns] = tried[hits[np.searchsorted(hits, starts)]]
+        stride //= 2
+    return origin[1 : last + 1], least[1:]
+
+
+def _origins_of_any(best: FloatArray, rows_up_to: FloatArray, row_cost: FloatArray) -> Origins:
+    """Every i for every column, in blocks of columns."""
+    last = len(row_cost)
+    origin = np.empty(last, dtype=np.int64)
+    least = np.empty(last)
+    columns_per_block = max(1, SUMS_PER_BLOCK // last)
+    for start in range(0, last, columns_per_block):
+        block = slice(start, min(start + columns_per_block, last))
+        tried = np.arange(block.stop)
+        columns = np.arange(block.start, block.stop)[:, None]
+        rows = rows_up_to[columns + 1] - rows_up_to[tried]
+        sums = best[tried] + rows * row_cost[columns]
+        sums[tried > columns] = np.inf
+        origin[block] = np.argmin(sums, axis=1)
+        least[block] = sums.min(axis=1)
+    return origin, least
 
 
 def _trace(candidates: IntArray, came_from: list[IntArray]) -> tuple[int, ...]:
