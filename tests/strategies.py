@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tuner.batching.plan import BatchPlan
+from tuner.batching.plan import BatchPlan, PlannedBatch
 from tuner.config.codec import parse_model
 from tuner.config.override import override_plain
 from tuner.config.schema import AlignRule, TrainConfig
@@ -84,7 +84,7 @@ class Fate:
 
 def admit_slowly(tokens: Sequence[int], config: TrainConfig) -> Fate:
     limit = config.data.max_length or 10**9
-    if config.batching.strategy == "bucketed" and config.batching.boundaries:
+    if config.batching.strategy in ("bucketed", "packed") and config.batching.boundaries:
         limit = min(limit, config.batching.boundaries[-1])
     kept, empty, over_long, truncated = {}, 0, 0, 0
     for row, length in enumerate(tokens):
@@ -110,14 +110,19 @@ def first_boundary(length: int, boundaries: Sequence[int]) -> int:
 
 
 def rows_of(plan: BatchPlan) -> list[int]:
-    """Rows of all ranks and steps, fillers left out."""
+    """Rows of all ranks and steps."""
     return [
         row
         for rank in range(plan.world_size)
         for batch in plan.steps_of_rank(rank)
         for row in batch.row_indices.tolist()
-        if row >= 0
     ]
+
+
+def slots_of(batch: PlannedBatch) -> list[list[int]]:
+    """The rows of every slot of a step."""
+    rows = iter(batch.row_indices.tolist())
+    return [list(itertools.islice(rows, count)) for count in batch.rows_per_slot.tolist()]
 
 
 # Strategies
@@ -185,6 +190,8 @@ def plan_cases(
     if strategy == "bucketed" and (rule == "list" or draw(st.booleans())):
         ends = st.lists(st.integers(8, 210), min_size=1, max_size=5, unique=True)
         changes["batching.boundaries"] = sorted(draw(ends))
+    if strategy == "packed" and draw(st.booleans()):
+        changes["batching.boundaries"] = [draw(st.integers(8, 210))]
     changes |= _size_rule(draw, rule, len(changes.get("batching.boundaries", ())), align)
     return PlanCase(
         tokens=tokens,
@@ -232,13 +239,15 @@ def _batching(draw: st.DrawFn) -> dict[str, Any]:
     boundaries = sorted(draw(ends)) if draw(st.booleans()) else []
     align = draw(align_rules())
     section: dict[str, Any] = {
-        "strategy": draw(st.sampled_from(["fixed", "dynamic", "bucketed"])),
+        "strategy": draw(st.sampled_from(["fixed", "dynamic", "bucketed", "packed"])),
         "num_buckets": draw(st.integers(1, 64)),
         "boundaries": boundaries,
         "align": align if isinstance(align, int) else [rule.model_dump() for rule in align],
         "tokens_per_batch": None,
         "seed": draw(st.integers(0, 2**64)),
     }
+    if section["strategy"] == "packed":
+        section["boundaries"] = boundaries[:1]
     count = len(boundaries)
     if count and section["strategy"] == "bucketed" and draw(st.booleans()):
         sizes = st.lists(st.integers(1, 99), min_size=count, max_size=count)

@@ -34,7 +34,6 @@ def padded_length_of_row(plan):
         for rank in range(plan.world_size)
         for batch in plan.steps_of_rank(rank)
         for row in batch.row_indices.tolist()
-        if row >= 0
     }
 
 
@@ -60,10 +59,7 @@ def test_dynamic_pads_each_global_batch_to_its_own_longest_row(case):
     ranks = [list(plan.steps_of_rank(rank)) for rank in range(plan.world_size)]
     for batches in zip(*ranks, strict=True):
         longest = max(
-            tokens_of_row[row]
-            for batch in batches
-            for row in batch.row_indices.tolist()
-            if row >= 0
+            tokens_of_row[row] for batch in batches for row in batch.row_indices.tolist()
         )
         assert batches[0].padded_length == align_slowly(longest, case.config.batching.align)
 
@@ -159,20 +155,20 @@ def test_under_a_budget_fillers_are_fewer_than_batches_times_ranks(strategy, dat
     for shape in plan.shapes:
         ranks = [list(plan.steps_of_rank(rank)) for rank in range(plan.world_size)]
         batches = [batch for steps in ranks for batch in steps if batch.shape == shape]
-        assert sum(batch.row_indices.tolist().count(-1) for batch in batches) < len(batches)
+        assert sum(batch.rows_per_slot.tolist().count(0) for batch in batches) < len(batches)
 
 
 def test_hundred_rows_at_a_budget_of_sixty_four_make_two_batches_of_fifty():
     plan = plan_with([8] * 100, tokens_per_batch=512)
     assert plan.shapes == ((50, 8),)
     assert plan.shape_counts() == {(50, 8): 2}
-    assert int((plan.row_indices < 0).sum()) == 0
+    assert int((plan.rows_per_slot == 0).sum()) == 0
 
 
 def test_samples_per_batch_is_not_spread():
     plan = plan_with([8] * 100, tokens_per_batch=None, samples_per_batch=64)
     assert plan.shape_counts() == {(64, 8): 2}
-    assert int((plan.row_indices < 0).sum()) == 28
+    assert int((plan.rows_per_slot == 0).sum()) == 28
 
 
 @given(plan_cases("bucketed"), st.integers(0, 3))

@@ -107,7 +107,7 @@ def test_share_must_be_in_its_range(field, value):
         ("graph.mode", "Static"),
         ("graph.jit_level", "O3"),
         ("data.overflow", "cut"),
-        ("batching.strategy", "packed"),
+        ("batching.strategy", "sorted"),
     ],
 )
 def test_wrong_type_or_choice_is_named_with_its_value(field, value):

@@ -57,6 +57,7 @@ def stats_of_lengths(padded_lengths):
         dataclasses.replace(
             plan,
             row_indices=np.arange(num_steps),
+            rows_per_slot=np.ones(num_steps, dtype=np.int64),
             batch_sizes=np.ones(num_steps, dtype=np.int64),
             padded_lengths=np.array(padded_lengths),
             real_tokens=np.ones(num_steps, dtype=np.int64),
@@ -76,17 +77,16 @@ def test_statistics_equal_a_slow_recount(strategy, data):
     tokens_of_row = admit_slowly(case.tokens, case.config).tokens_of_row
     ranks = [list(plan.steps_of_rank(rank)) for rank in range(case.world_size)]
     batches = [batch for steps in ranks for batch in steps]
-    rows = [row for batch in batches for row in batch.row_indices.tolist()]
     real_by_step = [
-        sum(tokens_of_row.get(row, 0) for batch in step for row in batch.row_indices.tolist())
+        sum(tokens_of_row[row] for batch in step for row in batch.row_indices.tolist())
         for step in zip(*ranks, strict=True)
     ]
-    padded_tokens = sum(len(batch.row_indices) * batch.padded_length for batch in batches)
+    padded_tokens = sum(len(batch.rows_per_slot) * batch.padded_length for batch in batches)
     seen = Counter(batch.shape for batch in ranks[0])
     assert stats.num_steps == len(ranks[0])
     assert stats.real_tokens == sum(tokens_of_row.values())
     assert stats.padded_tokens == padded_tokens
-    assert stats.num_filler_rows == rows.count(-1)
+    assert stats.num_filler_rows == sum(batch.rows_per_slot.tolist().count(0) for batch in batches)
     assert {shape: count for shape, count in stats.shape_counts.items() if count} == seen
     assert set(stats.shape_counts) == set(plan.shapes)
     assert stats.num_shapes == len(seen)

@@ -178,9 +178,11 @@ class TestPoints:
 
     def test_the_first_are_pad_to_longest_then_one_of_each_strategy(self):
         space = load_space("default")
+        space = space.model_copy(update={"strategy": (*space.strategy, "packed")})
         first = first_choices(space)
         assert [(choice.strategy, choice.graph_mode) for choice in first] == [
-            ("fixed", "static"), ("bucketed", "static"), ("dynamic", "dynamic"),
+            ("fixed", "static"), ("bucketed", "static"), ("packed", "static"),
+            ("dynamic", "dynamic"),
         ]  # fmt: skip
         assert set(first) <= set(all_choices(space))
 

@@ -7,19 +7,26 @@ import time
 
 import numpy as np
 import pytest
-from strategies import make_config
+from strategies import make_config, slots_of
 
 from tuner.batching.plan import PlannedBatch, plan_batches
+from tuner.config.override import override_config
 from tuner.data.lengths import scan_lengths
 from tuner.data.mindrecord import MindRecordWriter, open_mindrecord
 from tuner.errors import BadInputError
 from tuner.train.loader import pad_batch, read_ahead, read_batches
 
-DATA = make_config({"data.pad_id": 9}).data
+CONFIG = make_config({"data.pad_id": 9, "model.vocab_size": 10})
+PACKED = override_config(CONFIG, {"batching.strategy": "packed"}, source="test")
 
 
-def planned(rows, padded_length):
-    return PlannedBatch(row_indices=np.array(rows), padded_length=padded_length)
+def planned(rows, padded_length, rows_per_slot=None):
+    """One row a slot unless told otherwise."""
+    return PlannedBatch(
+        row_indices=np.array(rows),
+        rows_per_slot=np.array(rows_per_slot or [1] * len(rows)),
+        padded_length=padded_length,
+    )
 
 
 def row(ids, labels=None):
@@ -28,30 +35,63 @@ def row(ids, labels=None):
 
 
 def test_targets_are_the_labels_of_the_next_position():
-    batch = pad_batch([row([5, 6, 7], [-100, 6, 7])], planned([0], 5), DATA, 10)
+    batch = pad_batch([row([5, 6, 7], [-100, 6, 7])], planned([0], 5), CONFIG)
     assert batch.input_ids_BT.tolist() == [[5, 6, 7, 9, 9]]
     assert batch.targets_BT.tolist() == [[6, 7, -100, -100, -100]]
     assert (batch.real_tokens, batch.label_tokens, batch.padded_tokens) == (3, 2, 5)
 
 
 def test_a_filler_row_has_pad_ids_and_no_label():
-    batch = pad_batch([row([5]), row([1, 2])], planned([3, -1, 4], 2), DATA, 10)
+    batch = pad_batch([row([5]), row([1, 2])], planned([3, 4], 2, [1, 0, 1]), CONFIG)
     assert batch.input_ids_BT.tolist() == [[5, 9], [9, 9], [1, 2]]
     assert batch.targets_BT.tolist() == [[-100, -100], [-100, -100], [2, -100]]
     assert (batch.real_tokens, batch.label_tokens) == (3, 1)
 
 
 def test_a_row_over_the_padded_length_is_cut():
-    batch = pad_batch([row([1, 2, 3, 4])], planned([0], 3), DATA, 10)
+    batch = pad_batch([row([1, 2, 3, 4])], planned([0], 3), CONFIG)
     assert batch.input_ids_BT.tolist() == [[1, 2, 3]]
     assert batch.targets_BT.tolist() == [[2, 3, -100]]
     assert batch.real_tokens == 3
 
 
 def test_without_a_label_column_the_ids_are_the_labels():
-    data = make_config({"data.label_column": None}).data
-    batch = pad_batch([(np.array([1, 2, 3]),)], planned([0], 3), data, 10)
+    config = make_config({"data.label_column": None})
+    batch = pad_batch([(np.array([1, 2, 3]),)], planned([0], 3), config)
     assert batch.targets_BT.tolist() == [[2, 3, -100]]
+
+
+def test_packed_rows_number_their_samples_and_learn_nothing_across_them():
+    rows = [row([5, 6, 7]), row([1]), row([2, 3], [-100, 3]), row([8, 8])]
+    batch = pad_batch(rows, planned([4, 0, 2, 3], 7, [3, 0, 1]), PACKED)
+    assert batch.input_ids_BT.tolist() == [
+        [5, 6, 7, 1, 2, 3, 9],
+        [9] * 7,
+        [8, 8, 9, 9, 9, 9, 9],
+    ]
+    assert batch.targets_BT.tolist() == [
+        [6, 7, -100, -100, 3, -100, -100],
+        [-100] * 7,
+        [8, *[-100] * 6],
+    ]
+    assert batch.packing.segment_ids_BT.tolist() == [
+        [1, 1, 1, 2, 3, 3, 0],
+        [0] * 7,
+        [1, 1, 0, 0, 0, 0, 0],
+    ]
+    assert batch.packing.positions_BT.tolist() == [
+        [0, 1, 2, 0, 0, 1, 0],
+        [0] * 7,
+        [0, 1, 0, 0, 0, 0, 0],
+    ]
+    assert (batch.real_tokens, batch.label_tokens) == (8, 4)
+    assert len(batch.arrays) == 4
+
+
+def test_a_packed_batch_names_its_bad_row():
+    rows = [row([1]), row([2]), row([99])]
+    with pytest.raises(BadInputError, match="row 8: input_ids"):
+        pad_batch(rows, planned([6, 7, 8], 4, [2, 1]), PACKED)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +107,7 @@ def test_without_a_label_column_the_ids_are_the_labels():
 )
 def test_a_bad_row_is_named(bad_row, words):
     with pytest.raises(BadInputError) as caught:
-        pad_batch([bad_row], planned([7], 8), DATA, 10)
+        pad_batch([bad_row], planned([7], 8), CONFIG)
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
 
@@ -83,23 +123,29 @@ def small_set(tmp_path):
     return path
 
 
-def test_batches_hold_the_planned_rows_from_any_step_on(small_set):
+@pytest.mark.parametrize("strategy", ["bucketed", "packed"])
+def test_batches_hold_the_planned_rows_from_any_step_on(small_set, strategy):
     config = make_config(
-        {"data.path": str(small_set), "batching.tokens_per_batch": 100, "batching.num_buckets": 3}
+        {
+            "data.path": str(small_set),
+            "batching.strategy": strategy,
+            "batching.tokens_per_batch": 100,
+            "batching.num_buckets": 3,
+        }
     )
     dataset = open_mindrecord(str(small_set))
     plan = plan_batches(scan_lengths(dataset), config)
     steps = list(plan.steps_of_rank(0))
-    batches = list(read_batches(dataset, steps, config.data, 100))
+    batches = list(read_batches(dataset, steps, config))
     assert len(batches) == plan.num_steps
     for step, batch, real_tokens in zip(steps, batches, plan.real_tokens, strict=True):
         assert batch.shape == step.shape
         assert batch.real_tokens == real_tokens
-        for slot, index in enumerate(step.row_indices):
-            ids = [int(index)] * (int(index) + 1) if index >= 0 else []
+        for slot, rows in enumerate(slots_of(step)):
+            ids = [row for row in rows for _ in range(row + 1)]
             padded = ids + [0] * (step.padded_length - len(ids))
             assert batch.input_ids_BT[slot].tolist() == padded
-    later = list(read_batches(dataset, steps[2:], config.data, 100))
+    later = list(read_batches(dataset, steps[2:], config))
     assert all(
         np.array_equal(a.input_ids_BT, b.input_ids_BT)
         for a, b in zip(batches[2:], later, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.batching.align import align_lengths
-from tuner.batching.grouping import FILLER, Grouping, IntArray, pad_slots, spread_rows
+from tuner.batching.grouping import Grouping, IntArray, fill_slots, spread_rows
 from tuner.config.schema import BatchingConfig
 
 
@@ -27,12 +27,14 @@ def group_dynamic(
     """
     aligned = align_lengths(tokens, batching.align)
     size = spread_rows(len(tokens), int(aligned.max()), batching, world_size)
-    slots = pad_slots(rng.permutation(len(tokens)), size * world_size)
-    length_of_slot = np.where(slots == FILLER, 0, aligned[slots])
-    padded_lengths = length_of_slot.reshape(-1, size * world_size).max(axis=1)
+    rows = rng.permutation(len(tokens))
+    slots_per_batch = size * world_size
+    padded_lengths = np.maximum.reduceat(aligned[rows], np.arange(0, len(rows), slots_per_batch))
     return Grouping(
-        slots=slots,
+        rows=rows,
+        rows_per_slot=fill_slots(len(rows), slots_per_batch),
         batch_sizes=np.full(len(padded_lengths), size),
         padded_lengths=padded_lengths,
+        order=np.arange(len(padded_lengths)),  # the rows are in random order already
         shapes=frozenset((size, int(length)) for length in np.unique(aligned)),
     )

@@ -1,8 +1,8 @@
 """Rows in slots of batches: what every strategy returns, and the filling of length buckets.
 
-A global batch has B rows for each of W ranks, B * W slots; slots without a row hold -1 and become
-rows whose labels are all ignored. So a bucket's last batch has the shape of the others, and no
-extra shape is born in any epoch.
+A global batch has B slots for each of W ranks, B * W in all. A slot holds one row of the data set,
+or several (packed), or none: a filler, whose labels are all ignored. So a bucket's last batch has
+the shape of the others, and no extra shape is born in any epoch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.batching.order import shuffle_in_blocks
 from tuner.config.schema import BatchingConfig
 from tuner.errors import BadInputError
 
 IntArray = NDArray[np.int64]
-FILLER = -1
 
 Shape = tuple[int, int]
 """(B, L): rows of one rank, padded tokens of a row."""
@@ -24,18 +24,22 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """Batches of an epoch before they are put in order.
+    """Batches of an epoch, and their order.
 
     Attributes:
-        slots: int64 [sum of B * W]; positions in the admitted rows, batch after batch; -1: filler.
-        batch_sizes: int64 [S]; B, rows of one rank.
+        rows: int64 [M]; positions in the admitted rows, slot after slot, each once.
+        rows_per_slot: int64 [sum of B * W]; 0: filler.
+        batch_sizes: int64 [S]; B, slots of one rank.
         padded_lengths: int64 [S]; L in tokens.
+        order: int64 [S]; the batch of each step.
         shapes: Every (B, L) that any epoch of this plan can have.
     """
 
-    slots: IntArray
+    rows: IntArray
+    rows_per_slot: IntArray
     batch_sizes: IntArray
     padded_lengths: IntArray
+    order: IntArray
     shapes: frozenset[Shape]
 
 
@@ -70,43 +74,40 @@ def fill_buckets(
         tokens: int64 [M], lengths in tokens, each <= the last boundary.
         boundaries: int64 [K], padded lengths in tokens, strictly rising.
         batching: Gives the batch size of each bucket.
-        rng: Source of the order inside buckets.
+        rng: Source of the order, inside buckets and of batches.
         world_size: Ranks, W >= 1.
     """
     bucket_of_row = np.searchsorted(boundaries, tokens, side="left").astype(np.int32)
     shuffled = rng.permutation(len(tokens))
     by_bucket = shuffled[np.argsort(bucket_of_row[shuffled], kind="stable")]
     counts = np.bincount(bucket_of_row, minlength=len(boundaries))
-    in_bucket = np.split(by_bucket, np.cumsum(counts)[:-1])
-    slots, batch_sizes, padded_lengths = [], [], []
-    for index, rows in enumerate(in_bucket):
-        if not len(rows):
-            continue
-        length = int(boundaries[index])
+    rows_per_slot, batch_sizes, padded_lengths = [], [], []
+    for index in np.flatnonzero(counts).tolist():
+        num_rows, length = int(counts[index]), int(boundaries[index])
         size = (
             batching.batch_sizes[index]
             if batching.batch_sizes
-            else spread_rows(len(rows), length, batching, world_size)
+            else spread_rows(num_rows, length, batching, world_size)
         )
-        slots.append(pad_slots(rows, size * world_size))
-        num_batches = len(slots[-1]) // (size * world_size)
+        rows_per_slot.append(fill_slots(num_rows, size * world_size))
+        num_batches = len(rows_per_slot[-1]) // (size * world_size)
         batch_sizes.append(np.full(num_batches, size))
         padded_lengths.append(np.full(num_batches, length))
     sizes, lengths = np.concatenate(batch_sizes), np.concatenate(padded_lengths)
     return Grouping(
-        slots=np.concatenate(slots),
+        rows=by_bucket,
+        rows_per_slot=np.concatenate(rows_per_slot),
         batch_sizes=sizes,
         padded_lengths=lengths,
+        order=shuffle_in_blocks(lengths, rng),
         shapes=frozenset(zip(sizes.tolist(), lengths.tolist(), strict=True)),
     )
 
 
-def pad_slots(rows: IntArray, rows_per_global_batch: int) -> IntArray:
-    """Rows followed by fillers up to a whole number of global batches."""
-    num_slots = -(-len(rows) // rows_per_global_batch) * rows_per_global_batch
-    slots = np.full(num_slots, FILLER, dtype=np.int64)
-    slots[: len(rows)] = rows
-    return slots
+def fill_slots(num_rows: int, slots_per_batch: int) -> IntArray:
+    """Rows in each slot of whole batches: 1 as far as the rows go, then 0; int64."""
+    num_slots = -(-num_rows // slots_per_batch) * slots_per_batch
+    return (np.arange(num_slots) < num_rows).astype(np.int64)
 
 
 def spread_rows(

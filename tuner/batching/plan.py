@@ -23,7 +23,8 @@ import numpy as np
 from tuner.batching.bucketed import choose_boundaries, group_bucketed
 from tuner.batching.dynamic import group_dynamic
 from tuner.batching.fixed import group_fixed
-from tuner.batching.grouping import FILLER, Grouping, IntArray, Shape
+from tuner.batching.grouping import Grouping, IntArray, Shape
+from tuner.batching.packed import group_packed, packed_length
 from tuner.batching.rows import AdmittedRows, admit_rows
 from tuner.config.override import override_config
 from tuner.config.schema import BatchingConfig, TrainConfig
@@ -35,7 +36,11 @@ STRATEGIES: Mapping[str, Strategy] = {
     "fixed": group_fixed,
     "dynamic": group_dynamic,
     "bucketed": group_bucketed,
+    "packed": group_packed,
 }
+
+WITH_BOUNDARIES = ("bucketed", "packed")
+"""Strategies whose longest admitted row is the last boundary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +48,19 @@ class PlannedBatch:
     """One step of one rank.
 
     Attributes:
-        row_indices: int64 [B]; rows of the data set, -1 for filler rows.
+        row_indices: int64 [R]; rows of the data set, slot after slot.
+        rows_per_slot: int64 [B]; their sum is R; 0: filler, above 1: packed.
         padded_length: L in tokens.
     """
 
     row_indices: IntArray
+    rows_per_slot: IntArray
     padded_length: int
 
     @property
     def shape(self) -> Shape:
         """(B, L)."""
-        return len(self.row_indices), self.padded_length
+        return len(self.rows_per_slot), self.padded_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +68,9 @@ class BatchPlan:
     """All steps of one epoch, for all ranks; arrays are read-only.
 
     Attributes:
-        row_indices: int64 [sum of B * W]; rows of the data set, step after step; -1: filler.
-        batch_sizes: int64 [S]; B, rows of one rank.
+        row_indices: int64 [M]; rows of the data set, slot after slot, step after step.
+        rows_per_slot: int64 [sum of B * W]; 0: filler, above 1: packed.
+        batch_sizes: int64 [S]; B, slots of one rank.
         padded_lengths: int64 [S]; L in tokens.
         real_tokens: int64 [S]; tokens of real rows over all ranks, after truncation.
         shapes: Every (B, L) of any epoch, most padded tokens first: the order of warm-up.
@@ -73,6 +81,7 @@ class BatchPlan:
     """
 
     row_indices: IntArray
+    rows_per_slot: IntArray
     batch_sizes: IntArray
     padded_lengths: IntArray
     real_tokens: IntArray
@@ -94,24 +103,32 @@ class BatchPlan:
             rank: In [0, world_size).
             start_step: First step, in [0, num_steps].
         """
-        ends = np.cumsum(self.batch_sizes * self.world_size)
+        slot_ends = np.cumsum(self.batch_sizes * self.world_size)
+        row_ends = np.concatenate(([0], np.cumsum(self.rows_per_slot)))[
+            np.concatenate(([0], slot_ends))
+        ]
         for step in range(start_step, self.num_steps):
-            slots = self.batch_sizes[step] * self.world_size
-            rows = self.row_indices[ends[step] - slots : ends[step]]
+            num_slots = int(self.batch_sizes[step]) * self.world_size
+            rows_per_slot = self.rows_per_slot[slot_ends[step] - num_slots : slot_ends[step]]
             # Strided, so that the fillers of a last batch are spread over the ranks.
+            is_own = np.arange(num_slots) % self.world_size == rank
+            rows = self.row_indices[row_ends[step] : row_ends[step + 1]]
             yield PlannedBatch(
-                row_indices=rows[rank :: self.world_size],
+                row_indices=rows[np.repeat(is_own, rows_per_slot)],
+                rows_per_slot=rows_per_slot[is_own],
                 padded_length=int(self.padded_lengths[step]),
             )
 
     def shape_counts(self) -> dict[Shape, int]:
         """Steps of this epoch for each planned shape; shapes it does not meet count 0."""
         counts = dict.fromkeys(self.shapes, 0)
-        pairs, steps = np.unique(
-            np.stack([self.batch_sizes, self.padded_lengths]), axis=1, return_counts=True
+        # One number for (B, L): unique over pairs takes five times as long.
+        stride = int(self.padded_lengths.max()) + 1
+        keys, steps = np.unique(
+            self.batch_sizes * stride + self.padded_lengths, return_counts=True
         )
-        for (size, length), count in zip(pairs.T.tolist(), steps.tolist(), strict=True):
-            counts[size, length] = count
+        for key, count in zip(keys.tolist(), steps.tolist(), strict=True):
+            counts[divmod(key, stride)] = count
         return counts
 
     @property
@@ -119,7 +136,7 @@ class BatchPlan:
         """sha256 of the order, rows, their tokens after truncation, and shapes."""
         digest = hashlib.sha256(repr((self.world_size, self.shapes)).encode())
         steps = (self.batch_sizes, self.padded_lengths, self.real_tokens)
-        for array in (self.row_indices, *steps):
+        for array in (self.row_indices, self.rows_per_slot, *steps):
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
@@ -143,19 +160,26 @@ def plan_batches(
     batching = config.batching
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([batching.seed, epoch])))
     grouping = STRATEGIES[batching.strategy](admitted.tokens, batching, rng, world_size)
-    order = rng.permutation(len(grouping.batch_sizes))
-    return _in_order(grouping, order, admitted, lengths.num_samples, world_size)
+    return _in_order(grouping, admitted, lengths.num_samples, world_size)
 
 
 def resolve_boundaries(lengths: Lengths, config: TrainConfig) -> TrainConfig:
-    """The same config with the boundaries it stands for written out; others are unchanged.
+    """The same config with the padded lengths it stands for written out.
+
+    Those of `bucketed` and `packed`; the other strategies have no boundaries.
 
     Raises:
         BadInputError: as `plan_batches`.
     """
-    if config.batching.strategy != "bucketed" or config.batching.boundaries:
+    batching = config.batching
+    if batching.strategy not in WITH_BOUNDARIES or batching.boundaries:
         return config
-    boundaries = choose_boundaries(_admit(lengths, config).tokens, config.batching)
+    tokens = _admit(lengths, config).tokens
+    boundaries = (
+        choose_boundaries(tokens, batching)
+        if batching.strategy == "bucketed"
+        else (packed_length(tokens, batching),)
+    )
     return override_config(
         config,
         {"batching.boundaries": boundaries, "batching.num_buckets": len(boundaries)},
@@ -165,7 +189,7 @@ def resolve_boundaries(lengths: Lengths, config: TrainConfig) -> TrainConfig:
 
 def _admit(lengths: Lengths, config: TrainConfig) -> AdmittedRows:
     limits = [config.data.max_length]
-    if config.batching.strategy == "bucketed" and config.batching.boundaries:
+    if config.batching.strategy in WITH_BOUNDARIES and config.batching.boundaries:
         limits.append(config.batching.boundaries[-1])
     known = [limit for limit in limits if limit is not None]
     return admit_rows(lengths.tokens, config.data, min(known) if known else None)
@@ -173,23 +197,23 @@ def _admit(lengths: Lengths, config: TrainConfig) -> AdmittedRows:
 
 def _in_order(
     grouping: Grouping,
-    order: IntArray,
     admitted: AdmittedRows,
     num_samples: int,
     world_size: int,
 ) -> BatchPlan:
-    num_slots = grouping.batch_sizes * world_size
-    starts = np.cumsum(num_slots) - num_slots
-    slots = grouping.slots[_ranges(starts[order], num_slots[order])]
-    is_row = slots != FILLER
-    real = np.where(is_row, admitted.tokens[slots], 0)
-    ends = np.cumsum(num_slots[order])
-    running = np.concatenate(([0], np.cumsum(real)))[np.concatenate(([0], ends))]
+    order = grouping.order
+    slots = _Runs.of_sizes(grouping.batch_sizes * world_size)
+    rows_of_batch = np.add.reduceat(grouping.rows_per_slot, slots.starts)
+    rows = _Runs.of_sizes(rows_of_batch)
+    places = grouping.rows[rows.in_order(order)]
     return BatchPlan(
-        row_indices=_read_only(np.where(is_row, admitted.row_indices[slots], FILLER)),
+        row_indices=_read_only(admitted.row_indices[places]),
+        rows_per_slot=_read_only(grouping.rows_per_slot[slots.in_order(order)]),
         batch_sizes=_read_only(grouping.batch_sizes[order]),
         padded_lengths=_read_only(grouping.padded_lengths[order]),
-        real_tokens=_read_only(np.diff(running)),
+        real_tokens=_read_only(
+            np.add.reduceat(admitted.tokens[grouping.rows], rows.starts)[order]
+        ),
         shapes=tuple(sorted(grouping.shapes, key=_warm_up_order)),
         num_samples=num_samples,
         num_truncated=admitted.num_truncated,
@@ -198,11 +222,23 @@ def _in_order(
     )
 
 
-def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
-    """Concatenation of start, start + 1, ... (count of them) for every pair."""
-    ends = np.cumsum(counts)
-    ranges: IntArray = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
-    return ranges
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Runs of places 0, 1, 2, ...: run i starts at starts[i] and holds sizes[i] >= 1 of them."""
+
+    starts: IntArray
+    sizes: IntArray
+
+    @classmethod
+    def of_sizes(cls, sizes: IntArray) -> _Runs:
+        return cls(starts=np.cumsum(sizes) - sizes, sizes=sizes)
+
+    def in_order(self, order: IntArray) -> IntArray:
+        """All places, run after run in the given order of runs."""
+        sizes = self.sizes[order]
+        offset = self.starts[order] - (np.cumsum(sizes) - sizes)
+        places: IntArray = np.arange(sizes.sum()) + np.repeat(offset, sizes)
+        return places
 
 
 def _warm_up_order(shape: Shape) -> tuple[int, int]:

@@ -40,6 +40,14 @@ def _check_align_table(align: int | tuple[AlignRule, ...]) -> None:
     _check_rising("align up_to", tuple(upper_ends))
 
 
+def _check_packed(batching: BatchingConfig) -> None:
+    if batching.strategy == "packed" and len(batching.boundaries) > 1:
+        raise ValueError(
+            "packed rows have one length, so boundaries takes one entry at most "
+            f"(got {len(batching.boundaries)}); set it to [] for the longest sample"
+        )
+
+
 def _check_batch_size_rule(batching: BatchingConfig) -> None:
     rules = [
         name
@@ -100,12 +108,14 @@ class AlignRule(Section):
 class BatchingConfig(Section):
     """Who is batched with whom, and to which length they are padded."""
 
-    strategy: Literal["fixed", "dynamic", "bucketed"] = "bucketed"
-    """fixed: all to the longest; dynamic: random batches to their longest; bucketed: by length."""
+    strategy: Literal["fixed", "dynamic", "bucketed", "packed"] = "bucketed"
+    """fixed: all to the longest; dynamic: random batches to their longest; bucketed: by length;
+    packed: several samples in a row, none of which sees another."""
     num_buckets: PositiveInt = 8
     """Buckets at most, for bucketed without boundaries: these are then solved exactly."""
     boundaries: tuple[PositiveInt, ...] = ()
-    """Padded lengths in tokens, rising; a row goes to the first boundary >= its length."""
+    """Padded lengths in tokens, rising; a row goes to the first boundary >= its length. For
+    packed one, the tokens of a packed row; [] is the longest sample, aligned."""
     align: PositiveInt | tuple[AlignRule, ...] = 8
     """Padded lengths are multiples of this, or follow a table of rules by length."""
     tokens_per_batch: PositiveInt | None = 4096
@@ -121,6 +131,7 @@ class BatchingConfig(Section):
     def _is_consistent(self) -> BatchingConfig:
         _check_rising("boundaries", self.boundaries)
         _check_align_table(self.align)
+        _check_packed(self)
         _check_batch_size_rule(self)
         return self
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.batching.grouping import FILLER, Shape
+from tuner.batching.grouping import Shape
 from tuner.batching.plan import BatchPlan
 from tuner.batching.windows import update_after_step
 
@@ -66,7 +66,7 @@ def count_plan(plan: BatchPlan, tokens_per_update: int | None) -> PlanStats:
         real_tokens=int(plan.real_tokens.sum()),
         padded_tokens=int((slots * plan.padded_lengths).sum()),
         shape_counts=plan.shape_counts(),
-        num_filler_rows=int((plan.row_indices == FILLER).sum()),
+        num_filler_rows=int((plan.rows_per_slot == 0).sum()),
         length_autocorrelation=_neighbour_correlation(plan.padded_lengths),
     )
 

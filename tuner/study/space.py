@@ -36,7 +36,9 @@ class IntRange(Section):
 class SearchSpace(Section):
     """A search space file."""
 
-    strategy: Annotated[tuple[Literal["fixed", "dynamic", "bucketed"], ...], Field(min_length=1)]
+    strategy: Annotated[
+        tuple[Literal["fixed", "dynamic", "bucketed", "packed"], ...], Field(min_length=1)
+    ]
     """Batching strategies."""
     num_buckets: IntRange
     """Buckets at most, for bucketed."""
@@ -140,7 +142,7 @@ def first_choices(space: SearchSpace) -> list[Choice]:
     dynamic = "dynamic" if "dynamic" in space.graph_mode else space.graph_mode[0]
     # Half of the largest number of buckets, within the range.
     buckets = max(space.num_buckets.low, space.num_buckets.high // 2)
-    modes = {"fixed": static, "bucketed": static, "dynamic": dynamic}
+    modes = {"fixed": static, "bucketed": static, "packed": static, "dynamic": dynamic}
     return [
         Choice(
             strategy=strategy,

@@ -53,24 +53,31 @@ class Attention(nn.Cell):
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
-    def rotate(self, x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    def rotate(self, x_BNTH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Turn each pair (x_i, x_{i + H/2}) by its angle."""
         first, second = x_BNTH[..., : self.half], x_BNTH[..., self.half :]
-        return x_BNTH * cos_TH + ops.cat((-second, first), -1) * sin_TH
+        return x_BNTH * cos + ops.cat((-second, first), -1) * sin
 
-    def construct(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor) -> Tensor:
-        """Attend; float32 [B, T, D] to float32 [B, T, D]."""
+    def construct(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Attend; float32 [B, T, D] to float32 [B, T, D].
+
+        Args:
+            x_BTD: Normalised input.
+            cos: Of the rotary angles, [T, H] for all rows or [B, 1, T, H] for each.
+            sin: The same shape.
+            mask: Added to the scores, [T, T] or [B, 1, 1, T, T]; MASKED_SCORE where hidden.
+        """
         B, T, D = x_BTD.shape
         q_BNTH = self.q_proj(x_BTD).reshape(B, T, self.num_heads, self.head_size)
         k_BKTH = self.k_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
         v_BKTH = self.v_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
-        q_BNTH = self.rotate(q_BNTH.transpose(0, 2, 1, 3), cos_TH, sin_TH) * self.scale
-        k_BKTH = self.rotate(k_BKTH.transpose(0, 2, 1, 3), cos_TH, sin_TH)
+        q_BNTH = self.rotate(q_BNTH.transpose(0, 2, 1, 3), cos, sin) * self.scale
+        k_BKTH = self.rotate(k_BKTH.transpose(0, 2, 1, 3), cos, sin)
         v_BKTH = v_BKTH.transpose(0, 2, 1, 3)
         # The G query heads of a key head are stacked along T, so keys need no copies.
         q_BKGTH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
         scores = self.scores(q_BKGTH, k_BKTH)
-        scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T) + mask_TT
+        scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T) + mask
         weights = ops.softmax(scores, -1)
         weights = weights.reshape(B, self.num_kv_heads, self.group_size * T, T)
         mixed = self.weigh(weights, v_BKTH).reshape(B, self.num_heads, T, self.head_size)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 from mindspore import Parameter, Tensor
 
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
-from tuner.data.content import IGNORED_LABEL
 from tuner.train.device import Device
 from tuner.train.graph import num_compiled_graphs, prepare_step, set_level
 from tuner.train.loader import Batch
@@ -39,7 +37,7 @@ class Engine:
         model = Decoder(config.model, max_padded_length, config.train.seed)
         self._step = AccumulateStep(SummedLoss(model))
         self._update = UpdateStep(self._step, config.optimizer, config.train.clip_norm)
-        prepare_step(self._step, config.graph)
+        prepare_step(self._step, config.graph, num_inputs=len(Batch.empty((1, 1), config).arrays))
         set_level(self._update, config.graph)
 
     @property
@@ -54,12 +52,12 @@ class Engine:
 
     def run_step(self, batch: Batch) -> float:
         """Add a batch's gradient to the buffers; the loss summed over its labels."""
-        return self._run(Tensor(batch.input_ids_BT), Tensor(batch.targets_BT))
+        # asnumpy waits for the result, and with it for the whole graph.
+        return float(self._step(*map(Tensor, batch.arrays)).asnumpy())
 
     def run_empty_step(self, shape: Shape) -> None:
         """Run a batch without labels: compiles the shape, takes its memory, adds exactly 0."""
-        ids = ms.numpy.full(shape, self._config.data.pad_id, ms.int32)
-        self._run(ids, ms.numpy.full(shape, IGNORED_LABEL, ms.int32))
+        self.run_step(Batch.empty(shape, self._config))
 
     def run_update(self, learning_rate: float, update: int, label_tokens: int) -> float:
         """Make the t-th update (t >= 1) of the buffered gradients; their norm before clipping."""
@@ -75,7 +73,3 @@ class Engine:
         counts = [num_compiled_graphs(self._step), num_compiled_graphs(self._update)]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
-
-    def _run(self, input_ids_BT: Tensor, targets_BT: Tensor) -> float:
-        # asnumpy waits for the result, and with it for the whole graph.
-        return float(self._step(input_ids_BT, targets_BT).asnumpy())

@@ -1,13 +1,15 @@
 """Rows of the plan as padded arrays, read ahead of the device by one thread.
 
 Labels are shifted here, on the host: the target of a position is the label of the next one, so the
-graph needs no slice. Padding and filler rows get the pad id and ignored targets.
+graph needs no slice. Padding and filler rows get the pad id and ignored targets. The last token of
+a sample has no target, so in packed rows nothing is learned across samples.
 
 Shapes: B rows, T padded tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.batching.grouping import FILLER, Shape
+from tuner.batching.grouping import Shape
 from tuner.batching.plan import PlannedBatch
-from tuner.config.schema import DataConfig
+from tuner.config.schema import DataConfig, TrainConfig
 from tuner.data.content import IGNORED_LABEL, check_row
 from tuner.data.mindrecord import MindRecordSet, read_rows
 
@@ -30,20 +32,54 @@ Row = tuple[NDArray[Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Which tokens of packed rows belong together.
+
+    Attributes:
+        segment_ids_BT: int32 [B, T]; 1, 2, ... for the samples of a row, 0 for padding.
+        positions_BT: int32 [B, T]; from 0 in every sample, 0 for padding.
+    """
+
+    segment_ids_BT: NDArray[np.int32]
+    positions_BT: NDArray[np.int32]
+
+    @classmethod
+    def empty(cls, shape: Shape) -> Packing:
+        """Of rows that are all padding."""
+        return cls(
+            segment_ids_BT=np.zeros(shape, dtype=np.int32),
+            positions_BT=np.zeros(shape, dtype=np.int32),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """One padded batch.
 
     Attributes:
         input_ids_BT: int32 [B, T].
         targets_BT: int32 [B, T]; the label of the next position, or -100.
+        packing: Samples of packed rows; None unless the strategy is packed.
         real_tokens: Tokens of rows, after truncation.
         label_tokens: Targets that count.
     """
 
     input_ids_BT: NDArray[np.int32]
     targets_BT: NDArray[np.int32]
+    packing: Packing | None = None
     real_tokens: int
     label_tokens: int
+
+    @classmethod
+    def empty(cls, shape: Shape, config: TrainConfig) -> Batch:
+        """A batch of fillers; it adds exactly 0 to loss and gradient."""
+        return cls(
+            input_ids_BT=np.full(shape, config.data.pad_id, dtype=np.int32),
+            targets_BT=np.full(shape, IGNORED_LABEL, dtype=np.int32),
+            packing=Packing.empty(shape) if config.batching.strategy == "packed" else None,
+            real_tokens=0,
+            label_tokens=0,
+        )
 
     @property
     def shape(self) -> Shape:
@@ -56,55 +92,64 @@ class Batch:
         """B * T."""
         return self.input_ids_BT.size
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.int32], ...]:
+        """What a step takes: ids and targets; of packed rows segment ids and positions too."""
+        arrays = (self.input_ids_BT, self.targets_BT)
+        if self.packing is None:
+            return arrays
+        return (*arrays, self.packing.segment_ids_BT, self.packing.positions_BT)
+
 
 def columns_to_read(data: DataConfig) -> list[str]:
     """The columns that training needs: ids, and labels where they are not the ids."""
-    return (
-        [data.input_column]
-        if data.label_column is None
-        else [
-            data.input_column,
-            data.label_column,
-        ]
-    )
+    columns = [data.input_column, data.label_column]
+    return [column for column in columns if column is not None]
 
 
-def pad_batch(
-    rows: Sequence[Row], planned: PlannedBatch, data: DataConfig, vocab_size: int
-) -> Batch:
-    """Pad rows to the planned shape.
+def pad_batch(rows: Sequence[Row], planned: PlannedBatch, config: TrainConfig) -> Batch:
+    """Put rows into the planned shape.
 
     Args:
-        rows: (ids,) or (ids, labels) of each row that is not a filler, in the plan's order.
-        planned: The shape and which slots are fillers.
-        data: Pad id and column names.
-        vocab_size: Ids are in [0, vocab_size).
+        rows: (ids,) or (ids, labels) of each row, in the plan's order.
+        planned: The shape and how many rows each of its slots holds.
+        config: Pad id, columns, vocabulary, and whether rows are packed.
 
     Raises:
         BadInputError: labels and ids of a row differ in length, or one is outside the vocabulary.
     """
-    input_ids = np.full(planned.shape, data.pad_id, dtype=np.int32)
-    targets = np.full(planned.shape, IGNORED_LABEL, dtype=np.int32)
-    real_tokens = 0
-    slots = np.flatnonzero(planned.row_indices != FILLER)
-    for slot, row in zip(slots.tolist(), rows, strict=True):
-        row_index = int(planned.row_indices[slot])
-        ids, labels = row[0], row[-1]
-        check_row(f"{data.path}: row {row_index}", columns_to_read(data), row, vocab_size)
-        length = min(len(ids), planned.padded_length)
-        input_ids[slot, :length] = ids[:length]
-        targets[slot, : length - 1] = labels[1:length]
-        real_tokens += length
-    return Batch(
-        input_ids_BT=input_ids,
-        targets_BT=targets,
-        real_tokens=real_tokens,
-        label_tokens=int((targets != IGNORED_LABEL).sum()),
+    empty = Batch.empty(planned.shape, config)
+    columns = columns_to_read(config.data)
+    slots = np.repeat(np.arange(len(planned.rows_per_slot)), planned.rows_per_slot)
+    used = np.zeros(len(planned.rows_per_slot), dtype=np.int64)
+    for slot, row, row_index in zip(
+        slots.tolist(), rows, planned.row_indices.tolist(), strict=True
+    ):
+        check_row(f"{config.data.path}: row {row_index}", columns, row, config.model.vocab_size)
+        used[slot] += _put_row(empty, slot, int(used[slot]), row)
+    return dataclasses.replace(
+        empty,
+        real_tokens=int(used.sum()),
+        label_tokens=int((empty.targets_BT != IGNORED_LABEL).sum()),
     )
 
 
+def _put_row(batch: Batch, slot: int, start: int, row: Row) -> int:
+    """Write one row into the arrays of a batch; returns its tokens, cut to the room there is."""
+    ids, labels = row[0], row[-1]
+    length = min(len(ids), batch.shape[1] - start)
+    end = start + length
+    batch.input_ids_BT[slot, start:end] = ids[:length]
+    batch.targets_BT[slot, start : end - 1] = labels[1:length]
+    if batch.packing is not None:
+        segment_ids = batch.packing.segment_ids_BT[slot]
+        segment_ids[start:end] = 1 + (segment_ids[start - 1] if start else 0)
+        batch.packing.positions_BT[slot, start:end] = np.arange(length)
+    return length
+
+
 def read_batches(
-    dataset: MindRecordSet, steps: Sequence[PlannedBatch], data: DataConfig, vocab_size: int
+    dataset: MindRecordSet, steps: Sequence[PlannedBatch], config: TrainConfig
 ) -> Iterator[Batch]:
     """Padded batches of the given steps, in order; every row is read once.
 
@@ -114,11 +159,9 @@ def read_batches(
     if not steps:
         return
     wanted = np.concatenate([step.row_indices for step in steps])
-    rows = read_rows(dataset, columns_to_read(data), wanted[wanted != FILLER])
+    rows = read_rows(dataset, columns_to_read(config.data), wanted)
     for planned in steps:
-        num_rows = int((planned.row_indices != FILLER).sum())
-        batch_rows = [next(rows) for _ in range(num_rows)]
-        yield pad_batch(batch_rows, planned, data, vocab_size)
+        yield pad_batch([next(rows) for _ in planned.row_indices], planned, config)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class Loop:
         last = min(plan.num_steps, first + self._total_steps - self.state.steps)
         steps = list(plan.steps_of_rank(0, first))[: last - first]
         ends_window = update_after_step(plan.real_tokens, config.train.tokens_per_update)
-        batches = read_batches(self._parts.dataset, steps, config.data, config.model.vocab_size)
+        batches = read_batches(self._parts.dataset, steps, config)
         with read_ahead(batches) as ready:
             for step_in_epoch, (batch, wait_s) in enumerate(_with_wait(ready), start=first):
                 self._run_step(batch, wait_s, bool(ends_window[step_in_epoch]), plan.num_steps)

@@ -68,9 +68,9 @@ class DecoderLayer(nn.Cell):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def construct(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor) -> Tensor:
-        """float32 [B, T, D] to float32 [B, T, D]."""
-        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), cos_TH, sin_TH, mask_TT)
+    def construct(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """float32 [B, T, D] to float32 [B, T, D]; the others as `Attention` takes them."""
+        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), cos, sin, mask)
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
 
@@ -97,16 +97,30 @@ class Decoder(nn.Cell):
         self.vocab_size = config.vocab_size
         _set_initial_weights(self, config, seed)
 
-    def construct(self, input_ids_BT: Tensor) -> Tensor:
-        """int32 [B, T] to float32 logits [B, T, V]."""
+    def construct(self, input_ids_BT: Tensor, *packing: Tensor) -> Tensor:
+        """int32 [B, T] ids to float32 logits [B, T, V].
+
+        Args:
+            input_ids_BT: Token ids.
+            packing: Of packed rows segment ids and positions, int32 [B, T] each: tokens see only
+                their own segment. Without them a row is one sample.
+        """
         B, T = input_ids_BT.shape
-        positions = ops.arange(T)
-        is_later = positions.reshape(1, T) > positions.reshape(T, 1)
-        mask_TT = is_later.astype(ms.float32) * MASKED_SCORE
-        cos_TH, sin_TH = self.cos[:T], self.sin[:T]
+        places = ops.arange(T)
+        is_hidden = places.reshape(1, T) > places.reshape(T, 1)
+        cos, sin = self.cos[:T], self.sin[:T]
+        if packing:
+            segment_ids_BT, positions_BT = packing
+            is_other = segment_ids_BT.reshape(B, 1, 1, 1, T) != segment_ids_BT.reshape(
+                B, 1, 1, T, 1
+            )
+            is_hidden = ops.logical_or(is_hidden, is_other)
+            cos = ops.gather(self.cos, positions_BT, 0).reshape(B, 1, T, -1)
+            sin = ops.gather(self.sin, positions_BT, 0).reshape(B, 1, T, -1)
+        mask = is_hidden.astype(ms.float32) * MASKED_SCORE
         x_BTD = ops.gather(self.embedding, input_ids_BT, 0)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos_TH, sin_TH, mask_TT)
+            x_BTD = layer(x_BTD, cos, sin, mask)
         x_MD = self.final_norm(x_BTD).reshape(-1, self.width)
         return self.logits(x_MD, self.embedding).reshape(B, T, self.vocab_size)
 

@@ -32,9 +32,9 @@ class SummedLoss(nn.Cell):
         self.model = model
         self.log_softmax = ops.LogSoftmax(-1)
 
-    def construct(self, input_ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def construct(self, input_ids_BT: Tensor, targets_BT: Tensor, *packing: Tensor) -> Tensor:
         """int32 [B, T] ids, int32 [B, T] targets: the next token, or -100 to ignore."""
-        logits_BTV = self.model(input_ids_BT)
+        logits_BTV = self.model(input_ids_BT, *packing)
         logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
         targets_M1 = targets_BT.reshape(-1, 1)
         counts_M1 = (targets_M1 != IGNORED_LABEL).astype(ms.float32)
@@ -57,9 +57,9 @@ class AccumulateStep(nn.Cell):
         self.loss_and_gradients = ops.value_and_grad(loss, None, self.parameters)
         self.each = ops.HyperMap()
 
-    def construct(self, input_ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def construct(self, input_ids_BT: Tensor, targets_BT: Tensor, *packing: Tensor) -> Tensor:
         """The summed loss of the batch, float32 scalar."""
-        loss, gradients = self.loss_and_gradients(input_ids_BT, targets_BT)
+        loss, gradients = self.loss_and_gradients(input_ids_BT, targets_BT, *packing)
         added = self.each(ops.assign_add, self.gradients, gradients)
         return ops.depend(loss, added)
 

@@ -59,7 +59,7 @@ def read_one_batch_each(
         if len(first) == len(plan.shapes):
             break
     steps = [first[shape] for shape in shapes]
-    return list(read_batches(dataset, steps, config.data, config.model.vocab_size))
+    return list(read_batches(dataset, steps, config))
 
 
 def measure_shapes(
