@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.simulate.advice import judge_lengths
+from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.waste import expected_padded_tokens, profile_lengths
 
 
@@ -17,7 +18,8 @@ def test_expected_padding_is_the_mean_over_all_shuffles(lengths, batch_size):
         batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
         totals.append(sum(len(batch) * max(batch) for batch in batches))
     expected = sum(totals) / len(totals)
-    assert expected_padded_tokens(np.sort(lengths), batch_size) == pytest.approx(expected)
+    histogram = LengthHistogram.from_tokens(np.array(lengths))
+    assert expected_padded_tokens(histogram, batch_size) == pytest.approx(expected)
 
 
 def test_expected_padding_is_what_real_shuffles_come_to():
@@ -27,7 +29,7 @@ def test_expected_padding_is_what_real_shuffles_come_to():
     for _ in range(20):
         batches = rng.permutation(lengths)[: 5000 // 16 * 16].reshape(-1, 16)
         means.append(16 * batches.max(axis=1).sum())
-    whole = expected_padded_tokens(np.sort(lengths), 16)
+    whole = expected_padded_tokens(LengthHistogram.from_tokens(lengths), 16)
     assert whole == pytest.approx(np.mean(means) * 5000 / (5000 // 16 * 16), rel=0.01)
 
 

@@ -122,7 +122,8 @@ def _equal_shares(lengths: IntArray, weights: IntArray, num_shares: int) -> IntA
     """The shortest lengths up to which 1 / K, 2 / K, ... of all weight lies, in whole numbers."""
     running = np.cumsum(weights)
     wanted = -(-running[-1] * np.arange(1, num_shares + 1) // num_shares)
-    return lengths[np.searchsorted(running, wanted, side="left")]
+    at_share: IntArray = lengths[np.searchsorted(running, wanted, side="left")]
+    return at_share
 
 
 def _whole(points: FloatArray) -> IntArray:

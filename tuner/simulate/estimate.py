@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
 from tuner.simulate.cost import fit_step_cost
+from tuner.simulate.screen import ScreenedPlan
 from tuner.simulate.stats import PlanStats
 
 
@@ -88,7 +89,7 @@ class Estimate:
 
 
 def estimate_run(
-    stats: PlanStats,
+    stats: PlanStats | ScreenedPlan,
     config: TrainConfig,
     shapes: Sequence[ShapeMeasurement],
     update: UpdateMeasurement,
@@ -96,7 +97,8 @@ def estimate_run(
     """Estimate the run of a plan from a trial's measurements.
 
     Args:
-        stats: One epoch of the plan; every planned shape is compiled before step 1.
+        stats: One epoch of the plan, counted or screened; every planned shape is compiled before
+            step 1.
         config: Epochs of the run; whether one dynamic graph serves all shapes.
         shapes: Measured shapes, in the order in which they were first called; at least one.
         update: The measured update.

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tuner.simulate.histogram import LengthHistogram
+
 Lengths = npt.NDArray[np.integer[Any]]
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
@@ -41,44 +43,61 @@ def profile_lengths(tokens: Lengths, batch_size: int) -> LengthProfile:
         tokens: int [N], N at least 1, with at least one token in all.
         batch_size: Rows of a random batch, at least 1.
     """
-    ordered = np.sort(tokens).astype(np.int64)
-    total, num_samples = int(ordered.sum()), len(ordered)
-    ranks = {p: -(-p * num_samples // 100) for p in PERCENTILES}
+    histogram = LengthHistogram.from_tokens(tokens)
+    total, num_samples = histogram.total_tokens, histogram.num_rows
+    rows_up_to = np.cumsum(histogram.counts)
+    ranks = {p: max(-(-p * num_samples // 100), 1) for p in PERCENTILES}
     return LengthProfile(
         num_samples=num_samples,
         total_tokens=total,
-        shortest=int(ordered[0]),
-        longest=int(ordered[-1]),
-        percentiles={p: int(ordered[max(rank, 1) - 1]) for p, rank in ranks.items()},
-        num_distinct_lengths=len(np.unique(ordered)),
+        shortest=int(histogram.lengths[0]),
+        longest=histogram.longest,
+        percentiles={
+            p: int(histogram.lengths[np.searchsorted(rows_up_to, rank)])
+            for p, rank in ranks.items()
+        },
+        num_distinct_lengths=len(histogram.lengths),
         batch_size=batch_size,
-        fraction_when_padded_to_longest=total / (num_samples * int(ordered[-1])),
-        fraction_of_random_batches=total / expected_padded_tokens(ordered, batch_size),
+        fraction_when_padded_to_longest=total / (num_samples * histogram.longest),
+        fraction_of_random_batches=total / expected_padded_tokens(histogram, batch_size),
     )
 
 
-def expected_padded_tokens(ordered: Lengths, batch_size: int) -> float:
+def expected_padded_tokens(histogram: LengthHistogram, batch_size: int) -> float:
     """Expected tokens of an epoch of random batches, each padded to its longest row.
 
     Args:
-        ordered: int [N], ascending.
-        batch_size: Rows of a batch; what is left over makes one smaller batch.
+        histogram: Rows by length.
+        batch_size: Rows of a batch, at least 1; what is left over makes one smaller batch.
 
     Returns:
         The exact expectation over all shuffles, in tokens.
     """
-    whole, rest = divmod(len(ordered), batch_size)
-    padded = whole * batch_size * _expected_longest(ordered, batch_size) if whole else 0.0
-    return padded + (rest * _expected_longest(ordered, rest) if rest else 0.0)
+    whole, rest = divmod(histogram.num_rows, batch_size)
+    padded = whole * batch_size * _expected_longest(histogram, batch_size) if whole else 0.0
+    return padded + (rest * _expected_longest(histogram, rest) if rest else 0.0)
 
 
-def _expected_longest(ordered: Lengths, num_rows: int) -> float:
-    """The mean of the longest of num_rows samples drawn without putting any back.
+def chance_at_most(rows_up_to: npt.NDArray[np.int64], num_drawn: int) -> npt.NDArray[np.float64]:
+    """How likely the longest of some rows, drawn without putting any back, is at most a length.
 
-    The longest is at most the i-th shortest of all with the probability C(i, n) / C(N, n).
+    For N_u rows of at most that length, of N in all, and n drawn: C(N_u, n) / C(N, n).
+
+    Args:
+        rows_up_to: int64 [U], rows of at most each length, rising; the last is N.
+        num_drawn: n, in 1..N.
+
+    Returns:
+        float64 [U], 0..1, rising; the last is 1.
     """
-    position = np.arange(1, len(ordered) + 1, dtype=np.float64)
-    at_most = np.ones(len(ordered))
-    for drawn in range(num_rows):
-        at_most *= np.maximum(position - drawn, 0) / (len(ordered) - drawn)
-    return float(np.diff(at_most, prepend=0.0) @ ordered)
+    position = rows_up_to.astype(np.float64)
+    chance = np.ones(len(position))
+    for drawn in range(num_drawn):
+        chance *= np.maximum(position - drawn, 0.0) / (position[-1] - drawn)
+    return chance
+
+
+def _expected_longest(histogram: LengthHistogram, num_drawn: int) -> float:
+    """The mean of the longest of so many rows drawn without putting any back, in tokens."""
+    chance = chance_at_most(np.cumsum(histogram.counts), num_drawn)
+    return float(np.diff(chance, prepend=0.0) @ histogram.lengths)

@@ -1,0 +1,265 @@
+"""What a plan would come to, from the histogram of the lengths alone: no rows, no shuffle.
+
+For `fixed` and `bucketed` the shapes and their steps follow from how many rows a bucket holds, so
+the figures are those of `count_plan(plan_batches(...))` to the last token. For `dynamic` they are
+exact expectations over all shuffles: each batch of n rows is a draw without replacement, so
+    P(longest aligned length <= u) = C(N_u, n) / C(N, n), N_u of N rows being as short as u,
+and given that, its rows are any n of the N_u. By linearity the expected steps of a length are the
+sum over the batches, the ragged last one with its own n.
+
+Cost: about 0.3 ms a setting on one core (results/benchmarks/boundaries.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.batching.align import align_length, align_lengths
+from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
+from tuner.batching.grouping import Shape, spread_rows
+from tuner.config.schema import AlignRule, BatchingConfig, TrainConfig
+from tuner.errors import BadInputError
+from tuner.simulate.histogram import IntArray, LengthHistogram
+from tuner.simulate.waste import chance_at_most
+
+Numbers = NDArray[np.int64] | NDArray[np.float64]
+Align = int | tuple[AlignRule, ...]
+
+BUCKETS_SOLVED_AHEAD = 32
+"""One solution serves every smaller number of buckets, so few are asked for alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenedPlan:
+    """Figures of one epoch over all ranks.
+
+    Attributes:
+        num_steps: Steps of every rank.
+        num_updates: Optimizer updates at most; exactly so many where no step has more real tokens
+            than an update, else those steps may end fewer.
+        real_tokens: Tokens of rows, after truncation.
+        padded_tokens: Tokens computed, padding and filler rows included.
+        shape_counts: (B, L) -> steps.
+        real_tokens_of_shape: (B, L) -> tokens of rows in the steps of that shape.
+        num_filler_rows: Rows without a sample, in last batches.
+        is_exact: All figures hold for every epoch. False: padded_tokens, shape_counts and
+            real_tokens_of_shape are expectations over all shuffles; the others still hold.
+    """
+
+    num_steps: int
+    num_updates: int
+    real_tokens: int
+    padded_tokens: float
+    shape_counts: Mapping[Shape, float]
+    real_tokens_of_shape: Mapping[Shape, float]
+    num_filler_rows: int
+    is_exact: bool
+
+    @property
+    def effective_token_fraction(self) -> float:
+        """real_tokens / padded_tokens, 0..1; of the expected padded tokens."""
+        return self.real_tokens / self.padded_tokens
+
+    @property
+    def padding_fraction(self) -> float:
+        """1 - effective_token_fraction."""
+        return 1.0 - self.effective_token_fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsByShape:
+    """The steps of an epoch, shape by shape; G shapes, each another padded length.
+
+    Attributes:
+        batch_sizes: int64 [G]; B, slots of one rank.
+        padded_lengths: int64 [G]; L in tokens.
+        num_steps: int64 [G], or float64 [G] where they are expected.
+        real_tokens: int64 or float64 [G]; tokens of rows over all ranks.
+        num_slots: Slots of all steps and ranks.
+    """
+
+    batch_sizes: IntArray
+    padded_lengths: IntArray
+    num_steps: Numbers
+    real_tokens: Numbers
+    num_slots: int
+
+
+def screen_fixed(rows: LengthHistogram, batching: BatchingConfig, world_size: int) -> StepsByShape:
+    """One shape: the longest row, aligned.
+
+    Args:
+        rows: Admitted rows.
+        batching: Alignment and batch size.
+        world_size: Ranks, >= 1.
+    """
+    return _fill((align_length(rows.longest, batching.align),), rows, batching, world_size)
+
+
+def screen_bucketed(
+    rows: LengthHistogram, batching: BatchingConfig, world_size: int
+) -> StepsByShape:
+    """A shape for each bucket that holds rows.
+
+    Args:
+        rows: Admitted rows, none over the last boundary.
+        batching: Boundaries, written out, and batch sizes.
+        world_size: Ranks, >= 1.
+    """
+    return _fill(batching.boundaries, rows, batching, world_size)
+
+
+def screen_dynamic(
+    rows: LengthHistogram, batching: BatchingConfig, world_size: int
+) -> StepsByShape:
+    """Expected steps for each aligned length in use.
+
+    Args:
+        rows: Admitted rows.
+        batching: Alignment and batch size.
+        world_size: Ranks, >= 1.
+    """
+    lengths = np.unique(align_lengths(rows.lengths, batching.align))
+    rows_up_to = rows.rows_up_to(lengths)
+    mean_tokens_up_to = rows.tokens_up_to(lengths) / rows_up_to
+    size = spread_rows(rows.num_rows, int(lengths[-1]), batching, world_size)
+    whole, rest = divmod(rows.num_rows, size * world_size)
+    steps_up_to = np.zeros(len(lengths))
+    real_up_to = np.zeros(len(lengths))
+    for num_batches, num_drawn in ((whole, size * world_size), (1, rest)):
+        if num_batches and num_drawn:
+            steps = num_batches * chance_at_most(rows_up_to, num_drawn)
+            steps_up_to += steps
+            real_up_to += steps * num_drawn * mean_tokens_up_to
+    return StepsByShape(
+        batch_sizes=np.full(len(lengths), size),
+        padded_lengths=lengths,
+        num_steps=np.diff(steps_up_to, prepend=0.0),
+        real_tokens=np.diff(real_up_to, prepend=0.0),
+        num_slots=(whole + (rest > 0)) * size * world_size,
+    )
+
+
+SCREENS: Mapping[str, Callable[[LengthHistogram, BatchingConfig, int], StepsByShape]] = {
+    "fixed": screen_fixed,
+    "bucketed": screen_bucketed,
+    "dynamic": screen_dynamic,
+}
+"""Strategy -> its steps; a new strategy that a histogram is enough for gets a line here."""
+
+EXPECTED = ("dynamic",)
+"""Strategies whose figures are expectations."""
+
+
+class Screen:
+    """Plans of one data set in any number of settings; solved boundaries are kept.
+
+    Example:
+        >>> screen = Screen(LengthHistogram.from_tokens(lengths.tokens))
+        >>> [screen.plan(config).padding_fraction for config in candidates]
+    """
+
+    def __init__(self, histogram: LengthHistogram) -> None:
+        self._histogram = histogram
+        self._admitted: dict[tuple[Any, ...], LengthHistogram] = {}
+        self._solved: dict[tuple[Any, ...], tuple[int, BoundaryCurve]] = {}
+
+    def plan(self, config: TrainConfig, world_size: int = 1) -> ScreenedPlan:
+        """What `count_plan` would say of the plan of this config, or its expectation.
+
+        Args:
+            config: Sections `data` (limit, overflow) and `batching`, and train.tokens_per_update.
+            world_size: Ranks, >= 1.
+
+        Raises:
+            BadInputError: as `plan_batches`, or the strategy has no entry in SCREENS.
+        """
+        batching = config.batching
+        if batching.strategy not in SCREENS:
+            raise BadInputError(
+                f"batching.strategy {batching.strategy} cannot be screened from lengths alone",
+                fix=f"use one of {', '.join(SCREENS)}",
+            )
+        admission = (config.data.overflow, _length_limit(config))
+        if admission not in self._admitted:
+            self._admitted[admission] = self._histogram.admit(config.data, admission[1])
+        rows = self._admitted[admission]
+        if batching.strategy == "bucketed" and not batching.boundaries:
+            key = (*admission, batching.align)
+            boundaries = self._solve(key, rows, batching.align, batching.num_buckets)
+            batching = batching.model_copy(update={"boundaries": boundaries})
+        steps = SCREENS[batching.strategy](rows, batching, world_size)
+        return _sum_up(steps, rows, config, world_size)
+
+    def _solve(
+        self, key: tuple[Any, ...], rows: LengthHistogram, align: Align, num_buckets: int
+    ) -> tuple[int, ...]:
+        solved, curve = self._solved.get(key, (0, None))
+        if curve is None or solved < num_buckets:
+            solved = max(num_buckets, BUCKETS_SOLVED_AHEAD)
+            curve = solve_least_padding(rows.lengths, align, solved, rows.counts)
+            self._solved[key] = solved, curve
+        return curve.best(num_buckets)
+
+
+def _length_limit(config: TrainConfig) -> int | None:
+    """The longest admitted row in tokens, as `plan_batches` has it."""
+    limits = [config.data.max_length]
+    if config.batching.strategy == "bucketed" and config.batching.boundaries:
+        limits.append(config.batching.boundaries[-1])
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _fill(
+    boundaries: tuple[int, ...], rows: LengthHistogram, batching: BatchingConfig, world_size: int
+) -> StepsByShape:
+    """Rows in the buckets of these boundaries; as `fill_buckets`, empty ones left out."""
+    ends = np.array(boundaries)
+    num_rows = np.diff(rows.rows_up_to(ends), prepend=0)
+    used = np.flatnonzero(num_rows)
+    sizes = np.array(
+        [
+            batching.batch_sizes[index]
+            if batching.batch_sizes
+            else spread_rows(int(num_rows[index]), boundaries[index], batching, world_size)
+            for index in used.tolist()
+        ]
+    )
+    num_steps = -(-num_rows[used] // (sizes * world_size))
+    return StepsByShape(
+        batch_sizes=sizes,
+        padded_lengths=ends[used],
+        num_steps=num_steps,
+        real_tokens=np.diff(rows.tokens_up_to(ends), prepend=0)[used],
+        num_slots=int(num_steps @ sizes) * world_size,
+    )
+
+
+def _sum_up(
+    steps: StepsByShape, rows: LengthHistogram, config: TrainConfig, world_size: int
+) -> ScreenedPlan:
+    shapes = list(zip(steps.batch_sizes.tolist(), steps.padded_lengths.tolist(), strict=True))
+    num_steps = round(steps.num_steps.sum())
+    padded_tokens = (steps.num_steps * steps.batch_sizes * steps.padded_lengths).sum() * world_size
+    return ScreenedPlan(
+        num_steps=num_steps,
+        num_updates=_max_updates(num_steps, rows.total_tokens, config.train.tokens_per_update),
+        real_tokens=rows.total_tokens,
+        padded_tokens=padded_tokens.item(),
+        shape_counts=dict(zip(shapes, steps.num_steps.tolist(), strict=True)),
+        real_tokens_of_shape=dict(zip(shapes, steps.real_tokens.tolist(), strict=True)),
+        num_filler_rows=steps.num_slots - rows.num_rows,
+        is_exact=config.batching.strategy not in EXPECTED,
+    )
+
+
+def _max_updates(num_steps: int, real_tokens: int, tokens_per_update: int | None) -> int:
+    """The rounded number of windows in an epoch, of which each needs a step to end with."""
+    if tokens_per_update is None:
+        return num_steps
+    return min(num_steps, max(1, (2 * real_tokens + tokens_per_update) // (2 * tokens_per_update)))
