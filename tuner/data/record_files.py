@@ -3,7 +3,9 @@
 A MindRecord file starts with a little-endian uint64, the size of the JSON header that follows; the
 rows stand behind it in pages. Beside it lies `<name>.db`, an SQLite index with one line per row:
 where the row is, and the values of the scalar fields chosen as index columns. Both are enough to
-say what is in the files and whether they are whole, in milliseconds and without MindSpore.
+say what is in the files and whether they are whole, in milliseconds and without MindSpore. What
+was read of the indexes stays with the set (16 bytes a row), so that lengths are found without
+reading them again.
 
 Source: MindSpore 2.10 file writer, checked against MindDataset in tests/data/test_mindrecord.py.
 """
@@ -16,19 +18,18 @@ import hashlib
 import json
 import os
 import re
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+import numpy as np
+
+from tuner.data.record_index import IndexSource, IntArray, RowIndex, read_row_indexes
 from tuner.errors import BadInputError
 
 DESCRIPTION_KEY = "varseq"
 MAX_HEADER_BYTES = 128 << 20  # MindSpore's own limit for set_header_size
-INDEX_ROWS_PER_READ = 10_000
 # The first bytes of a few rows of each file are read: rows of the same lengths can differ in their
 # values, and a copy that went wrong has holes. (MindSpore crashes on rows that are damaged.)
 SAMPLED_ROWS = 64
@@ -57,6 +58,10 @@ class MindRecordSet:
     """What `varseq-data prepare` noted (vocab_size, tokenizer, ...); empty for other files."""
     fingerprint: str
     """sha256 over schema, index and a sample of the payload. File names are not part of it."""
+    format_version: str = ""
+    """Version of the file format, as the headers name it."""
+    row_indexes: tuple[RowIndex, ...] = field(default=(), repr=False, compare=False)
+    """What opening read of each file's index."""
 
 
 def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
@@ -86,22 +91,22 @@ def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
                 f"{file} and {files[0]} have different columns",
                 fix="name only files that were written together",
             )
+    indexes = read_row_indexes(list(map(_index_source, files, headers)))
     digest = hashlib.sha256()
-    index_columns = tuple(field["index_field"] for field in headers[0].get("index_fields") or ())
-    rows_per_file = tuple(
-        _check_and_digest(file, header, index_columns, digest)
-        for file, header in zip(files, headers, strict=True)
-    )
+    for file, header, index in zip(files, headers, indexes, strict=True):
+        _check_and_digest(file, header, index, digest)
     return MindRecordSet(
         path=", ".join(os.fspath(one) for one in paths),
         files=files,
-        num_samples=sum(rows_per_file),
-        rows_per_file=rows_per_file,
-        columns={name: field["type"] for name, field in schema["schema"].items()},
+        num_samples=sum(index.num_rows for index in indexes),
+        rows_per_file=tuple(index.num_rows for index in indexes),
+        columns={name: entry["type"] for name, entry in schema["schema"].items()},
         blob_columns=tuple(schema.get("blob_fields") or ()),
-        index_columns=index_columns,
+        index_columns=tuple(_index_fields(headers[0])),
         description=_parse_description(schema.get("desc")),
         fingerprint=digest.hexdigest(),
+        format_version=", ".join(sorted({str(header.get("version")) for header in headers})),
+        row_indexes=indexes,
     )
 
 
@@ -121,14 +126,20 @@ def require_columns(dataset: MindRecordSet, columns: Sequence[str]) -> None:
             )
 
 
-def read_index_column(dataset: MindRecordSet, column: str) -> Iterator[Any]:
-    """Yield an index column's value of every row, in row order, without reading the rows."""
-    field_index = dataset.index_columns.index(column)
-    for file in dataset.files:
-        with closing(_open_index(file)) as connection:
-            query = f'SELECT "{column}_{field_index}" FROM INDEXES ORDER BY ROW_ID'
-            for (value,) in connection.execute(query):
-                yield value
+def read_index_column(dataset: MindRecordSet, column: str) -> IntArray:
+    """Values of an integer index column, int64 [N] in row order; the rows are not read.
+
+    Raises:
+        BadInputError: If the index holds no integers under that name.
+    """
+    try:
+        values = [index.index_values[column] for index in dataset.row_indexes]
+        return np.concatenate(values)
+    except (KeyError, ValueError) as error:
+        raise BadInputError(
+            f"the index of {dataset.path} holds no integers called '{column}'",
+            fix=f"its columns are: {', '.join(dataset.index_columns) or 'none'}",
+        ) from error
 
 
 def index_path(file: Path) -> Path:
@@ -220,7 +231,7 @@ def _read_header(file: Path) -> dict[str, Any]:
 def _schema_of(header: Mapping[str, Any], file: Path) -> dict[str, Any]:
     try:
         schema = dict(header["schema"][0])
-        if all("type" in field for field in schema["schema"].values()):
+        if all("type" in entry for entry in schema["schema"].values()):
             return schema
     except (IndexError, KeyError, TypeError, AttributeError):
         pass
@@ -236,73 +247,39 @@ def _parse_description(text: object) -> dict[str, Any]:
     return dict(ours) if isinstance(ours, dict) else {}
 
 
-def _open_index(file: Path) -> sqlite3.Connection:
-    index = index_path(file)
-    if not index.exists():
-        raise BadInputError(
-            f"the index {index} is missing", fix="move a MindRecord file and its .db together"
+def _index_fields(header: Mapping[str, Any]) -> dict[str, int]:
+    """Index field -> number of its schema, in the order of the index."""
+    fields = header.get("index_fields") or ()
+    return {entry["index_field"]: entry["schema_id"] for entry in fields}
+
+
+def _index_source(file: Path, header: Mapping[str, Any]) -> IndexSource:
+    types = _schema_of(header, file)["schema"]
+    try:
+        return IndexSource(
+            path=index_path(file),
+            header_bytes=int(header["header_size"]),
+            page_bytes=int(header["page_size"]),
+            fields=tuple(
+                (name, f"{name}_{schema_id}", types[name]["type"])
+                for name, schema_id in _index_fields(header).items()
+            ),
         )
-    # immutable: no lock file, so that a read-only folder and several ranks at once are fine.
-    return sqlite3.connect(f"file:{quote(str(index.absolute()))}?mode=ro&immutable=1", uri=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInputError(
+            f"the header of {file} does not fit its columns", fix="write the file again"
+        ) from error
 
 
 def _check_and_digest(
-    file: Path, header: Mapping[str, Any], index_columns: Sequence[str], digest: hashlib._Hash
-) -> int:
-    """Check one file against its index, add its content to the digest, return its rows."""
-    columns = ["PAGE_ID_RAW", "PAGE_OFFSET_RAW_END", "PAGE_ID_BLOB", "PAGE_OFFSET_BLOB"]
-    columns += ["PAGE_OFFSET_BLOB_END"]
-    columns += [f'"{name}_{position}"' for position, name in enumerate(index_columns)]
-    query = f"SELECT {', '.join(columns)} FROM INDEXES ORDER BY ROW_ID"
+    file: Path, header: Mapping[str, Any], index: RowIndex, digest: hashlib._Hash
+) -> None:
+    """Check one file against its index and add its content to the digest."""
     schema = _schema_of(header, file)
     digest.update(json.dumps([schema, header["page_size"]], sort_keys=True).encode())
-    row_number = end = 0
-    places: list[_Place] = []
-    try:
-        with closing(_open_index(file)) as connection:
-            (name,) = connection.execute("SELECT NAME FROM SHARD_NAME").fetchone()
-            (num_rows,) = connection.execute("SELECT COUNT(*) FROM INDEXES").fetchone()
-            step = max(1, num_rows // SAMPLED_ROWS)
-            cursor = connection.execute(query)
-            while rows := cursor.fetchmany(INDEX_ROWS_PER_READ):
-                digest.update(repr(rows).encode())
-                end = max(end, max(_end_of_row(row, header) for row in rows))
-                first = -row_number % step
-                places += [
-                    _place_of(row_number + i, rows[i], header)
-                    for i in range(first, len(rows), step)
-                ]
-                row_number += len(rows)
-    except (sqlite3.Error, TypeError) as error:
-        raise BadInputError(
-            f"{index_path(file)} is not the index of a MindRecord file ({error})",
-            fix="copy the file and its .db again, or write them again",
-        ) from error
-    _check_name_and_size(file, str(name), end)
-    _check_and_digest_rows(file, places, digest)
-    return int(num_rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where the arrays of a row stand in the file."""
-
-    row_number: int
-    start: int
-    num_bytes: int
-
-
-def _end_of_row(row: Sequence[int], header: Mapping[str, Any]) -> int:
-    raw_page, raw_end, blob_page, _, blob_end = row[:5]
-    page_bytes = int(header["page_size"])
-    ends = (raw_page * page_bytes + raw_end, blob_page * page_bytes + blob_end)
-    return int(header["header_size"]) + max(ends)
-
-
-def _place_of(row_number: int, row: Sequence[int], header: Mapping[str, Any]) -> _Place:
-    page, offset, end = row[2:5]
-    start = int(header["header_size"]) + int(header["page_size"]) * page + offset
-    return _Place(row_number=row_number, start=start, num_bytes=end - offset)
+    digest.update(index.fingerprint.encode())
+    _check_name_and_size(file, index.file_name, index.end)
+    _check_and_digest_rows(file, index, digest)
 
 
 def _check_name_and_size(file: Path, name_in_index: str, end: int) -> None:
@@ -320,15 +297,17 @@ def _check_name_and_size(file: Path, name_in_index: str, end: int) -> None:
         )
 
 
-def _check_and_digest_rows(file: Path, places: Sequence[_Place], digest: hashlib._Hash) -> None:
+def _check_and_digest_rows(file: Path, index: RowIndex, digest: hashlib._Hash) -> None:
     """Each row starts with a little-endian uint64, the number of bytes that follow."""
+    step = max(1, index.num_rows // SAMPLED_ROWS)
     with file.open("rb") as stream:
-        for place in places:
-            stream.seek(place.start)
-            data = stream.read(min(SAMPLED_BYTES, place.num_bytes))
-            if int.from_bytes(data[:8], "little") != place.num_bytes - 8:
+        for row in range(0, index.num_rows, step):
+            start, num_bytes = int(index.blob_starts[row]), int(index.blob_bytes[row])
+            stream.seek(start)
+            data = stream.read(min(SAMPLED_BYTES, num_bytes))
+            if int.from_bytes(data[:8], "little") != num_bytes - 8:
                 raise BadInputError(
-                    f"{file} is damaged at row {place.row_number} (byte {place.start})",
+                    f"{file} is damaged at row {row} (byte {start})",
                     fix="copy it again or write it again",
                 )
             digest.update(data)
