@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.plan import BatchPlan, PlannedBatch
 from tuner.config.codec import parse_model
 from tuner.config.override import override_plain
@@ -172,6 +173,7 @@ def plan_cases(
     draw: st.DrawFn, strategy: str, *, max_rows: int = 80, size_rule: str | None = None
 ) -> PlanCase:
     """Rows and a config of one strategy; size_rule: budget, samples, list or any of them."""
+    boundary_rules = ["least_padding"] * 3 + sorted(BOUNDARY_RULES)
     tokens = draw(lengths(max_rows=max_rows))
     tokens.insert(draw(st.integers(0, len(tokens))), draw(st.integers(1, 8)))
     align = draw(align_rules())
@@ -181,6 +183,7 @@ def plan_cases(
         if isinstance(align, int)
         else [rule.model_dump() for rule in align],
         "batching.num_buckets": draw(st.integers(1, 6)),
+        "batching.boundary_rule": draw(st.sampled_from(boundary_rules)),
         "batching.seed": draw(st.integers(0, 5)),
         "data.max_length": draw(st.none() | st.integers(8, 220)),
         "data.overflow": draw(st.sampled_from(["truncate", "drop"])),
@@ -241,6 +244,7 @@ def _batching(draw: st.DrawFn) -> dict[str, Any]:
     section: dict[str, Any] = {
         "strategy": draw(st.sampled_from(["fixed", "dynamic", "bucketed", "packed"])),
         "num_buckets": draw(st.integers(1, 64)),
+        "boundary_rule": draw(st.sampled_from(sorted(BOUNDARY_RULES))),
         "boundaries": boundaries,
         "align": align if isinstance(align, int) else [rule.model_dump() for rule in align],
         "tokens_per_batch": None,

@@ -188,7 +188,7 @@ def test_written_out_boundaries_give_the_same_plan(case, epoch):
 @given(plan_cases("bucketed", max_rows=25, size_rule="samples"))
 def test_solved_boundaries_pad_least_of_all_with_so_many_buckets(case):
     batching = case.config.batching
-    assume(not batching.boundaries)
+    assume(not batching.boundaries and batching.boundary_rule == "least_padding")
     tokens = admit_slowly(case.tokens, case.config).tokens_of_row.values()
     candidates = sorted({align_slowly(length, batching.align) for length in tokens})
     assume(len(candidates) <= 12)
@@ -220,3 +220,21 @@ def test_more_buckets_pad_less_on_skewed_rows():
         padded.append(sum(padded_length_of_row(plan).values()))
     assert padded == sorted(padded, reverse=True)
     assert len(set(padded)) == 5
+
+
+@pytest.mark.parametrize(
+    ("rule", "boundaries"),
+    [
+        ("least_padding", (16, 104)),
+        ("quantile", (16, 104)),
+        ("equal_tokens", (96, 104)),
+        ("exponential", (32, 104)),
+        ("uniform", (56, 104)),
+    ],
+)
+def test_the_named_rule_places_the_boundaries(rule, boundaries):
+    """Rows of 9 (6 of them), 14, 90 and 102 tokens: 260 in all; half of them lie up to 90."""
+    tokens = [9] * 6 + [14, 90, 102]
+    config = make_config({"batching.boundary_rule": rule, "batching.num_buckets": 2})
+    resolved = resolve_boundaries(make_lengths(tokens), config)
+    assert resolved.batching.boundaries == boundaries

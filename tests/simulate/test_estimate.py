@@ -26,6 +26,7 @@ def stats_of(shape_counts, *, real_tokens=1000, num_updates=4):
         real_tokens=real_tokens,
         padded_tokens=sum(size * length * count for (size, length), count in shape_counts.items()),
         shape_counts=shape_counts,
+        real_tokens_of_shape=dict.fromkeys(shape_counts, real_tokens // len(shape_counts)),
         num_filler_rows=0,
         length_autocorrelation=0.0,
     )

@@ -89,6 +89,10 @@ def test_statistics_equal_a_slow_recount(strategy, data):
     assert stats.num_filler_rows == sum(batch.rows_per_slot.tolist().count(0) for batch in batches)
     assert {shape: count for shape, count in stats.shape_counts.items() if count} == seen
     assert set(stats.shape_counts) == set(plan.shapes)
+    real_by_shape = dict.fromkeys(plan.shapes, 0)
+    for step, real_tokens in zip(ranks[0], real_by_step, strict=True):
+        real_by_shape[step.shape] += real_tokens
+    assert stats.real_tokens_of_shape == real_by_shape
     assert stats.num_shapes == len(seen)
     assert stats.num_updates == updates_slowly(real_by_step, tokens_per_update)
     assert stats.effective_token_fraction == sum(tokens_of_row.values()) / padded_tokens

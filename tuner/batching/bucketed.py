@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.batching.boundaries import solve_least_padding
+from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.grouping import Grouping, IntArray, fill_buckets
 from tuner.config.schema import BatchingConfig
 
 
 def choose_boundaries(tokens: IntArray, batching: BatchingConfig) -> tuple[int, ...]:
-    """The config's boundaries, or those of least padding with at most num_buckets buckets.
+    """The config's boundaries, or those that its rule gives for at most num_buckets buckets.
 
     Args:
         tokens: int64 [M], lengths in tokens, >= 1.
-        batching: Boundaries, or the number of buckets and the alignment to solve for.
+        batching: Boundaries, or the rule, the number of buckets and the alignment.
     """
     if batching.boundaries:
         return batching.boundaries
-    return solve_least_padding(tokens, batching.align, batching.num_buckets).best(
-        batching.num_buckets
-    )
+    rule = BOUNDARY_RULES[batching.boundary_rule]
+    return rule(tokens, batching.align, batching.num_buckets)
 
 
 def group_bucketed(

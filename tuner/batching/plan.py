@@ -121,15 +121,24 @@ class BatchPlan:
 
     def shape_counts(self) -> dict[Shape, int]:
         """Steps of this epoch for each planned shape; shapes it does not meet count 0."""
-        counts = dict.fromkeys(self.shapes, 0)
+        return self._sum_by_shape(np.ones(self.num_steps, dtype=np.int64))
+
+    def real_tokens_of_shape(self) -> dict[Shape, int]:
+        """Real tokens over all ranks in the steps of each planned shape."""
+        return self._sum_by_shape(self.real_tokens)
+
+    def _sum_by_shape(self, value_of_step: IntArray) -> dict[Shape, int]:
+        sums = dict.fromkeys(self.shapes, 0)
         # One number for (B, L): unique over pairs takes five times as long.
         stride = int(self.padded_lengths.max()) + 1
-        keys, steps = np.unique(
-            self.batch_sizes * stride + self.padded_lengths, return_counts=True
+        keys, index = np.unique(
+            self.batch_sizes * stride + self.padded_lengths, return_inverse=True
         )
-        for key, count in zip(keys.tolist(), steps.tolist(), strict=True):
-            counts[divmod(key, stride)] = count
-        return counts
+        # Sums in float64 are exact below 2^53.
+        totals = np.bincount(index, weights=value_of_step).astype(np.int64)
+        for key, total in zip(keys.tolist(), totals.tolist(), strict=True):
+            sums[divmod(key, stride)] = total
+        return sums
 
     @property
     def fingerprint(self) -> str:

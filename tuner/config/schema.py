@@ -112,7 +112,11 @@ class BatchingConfig(Section):
     """fixed: all to the longest; dynamic: random batches to their longest; bucketed: by length;
     packed: several samples in a row, none of which sees another."""
     num_buckets: PositiveInt = 8
-    """Buckets at most, for bucketed without boundaries: these are then solved exactly."""
+    """Buckets at most, for bucketed without boundaries; boundary_rule then places these."""
+    boundary_rule: Literal[
+        "least_padding", "quantile", "equal_tokens", "exponential", "uniform"
+    ] = "least_padding"
+    """least_padding is exact; the others are common rules, to compare with."""
     boundaries: tuple[PositiveInt, ...] = ()
     """Padded lengths in tokens, rising; a row goes to the first boundary >= its length. For
     packed one, the tokens of a packed row; [] is the longest sample, aligned."""

@@ -23,6 +23,7 @@ class PlanStats:
         real_tokens: Tokens of rows, after truncation.
         padded_tokens: Tokens computed, padding and filler rows included.
         shape_counts: (B, L) -> steps; shapes that this epoch does not meet count 0.
+        real_tokens_of_shape: (B, L) -> tokens of rows in these steps, for every planned shape.
         num_filler_rows: Rows without a sample, in last batches.
         length_autocorrelation: Correlation of padded lengths of neighbouring steps, -1..1; 0 if
             all are equal. Near 1, the loss waves with the length.
@@ -33,6 +34,7 @@ class PlanStats:
     real_tokens: int
     padded_tokens: int
     shape_counts: Mapping[Shape, int]
+    real_tokens_of_shape: Mapping[Shape, int]
     num_filler_rows: int
     length_autocorrelation: float
 
@@ -66,6 +68,7 @@ def count_plan(plan: BatchPlan, tokens_per_update: int | None) -> PlanStats:
         real_tokens=int(plan.real_tokens.sum()),
         padded_tokens=int((slots * plan.padded_lengths).sum()),
         shape_counts=plan.shape_counts(),
+        real_tokens_of_shape=plan.real_tokens_of_shape(),
         num_filler_rows=int((plan.rows_per_slot == 0).sum()),
         length_autocorrelation=_neighbour_correlation(plan.padded_lengths),
     )

@@ -123,6 +123,7 @@ def choice_overrides(choice: Choice, longest: int) -> dict[str, Any]:
     return {
         "batching.strategy": choice.strategy,
         "batching.num_buckets": choice.num_buckets or 1,
+        "batching.boundary_rule": "least_padding",
         "batching.boundaries": [],
         "batching.batch_sizes": [],
         "batching.samples_per_batch": None,
