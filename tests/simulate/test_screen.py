@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import align_slowly, make_config, make_lengths, plan_cases, skewed_tokens
 
-from tuner.batching.plan import plan_batches
+from tuner.batching.plan import STRATEGIES, plan_batches
 from tuner.errors import BadInputError
 from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.screen import EXPECTED, SCREENS, Screen
@@ -176,6 +176,13 @@ def test_hand_calculated_buckets():
     assert screened.real_tokens_of_shape == {(2, 8): 13, (1, 24): 20}
     assert (screened.real_tokens, screened.padded_tokens) == (33, 40)
     assert (screened.num_steps, screened.num_updates, screened.num_filler_rows) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - set(SCREENS)))
+def test_strategy_without_a_screen_is_refused_by_name(strategy):
+    config = make_config({"batching.strategy": strategy})
+    with pytest.raises(BadInputError, match=f"{strategy} cannot be screened"):
+        screen_of([5, 20]).plan(config)
 
 
 def test_refuses_what_the_plan_refuses():

@@ -7,7 +7,7 @@ exact expectations over all shuffles: each batch of n rows is a draw without rep
 and given that, its rows are any n of the N_u. By linearity the expected steps of a length are the
 sum over the batches, the ragged last one with its own n.
 
-Cost: about 0.3 ms a setting on one core (results/benchmarks/boundaries.md).
+Cost: 1 to 2 ms a setting on one core (results/benchmarks/boundaries.md).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 from tuner.batching.align import align_length, align_lengths
 from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
+from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.grouping import Shape, spread_rows
-from tuner.config.schema import AlignRule, BatchingConfig, TrainConfig
+from tuner.batching.plan import WITH_BOUNDARIES
+from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.errors import BadInputError
 from tuner.simulate.histogram import IntArray, LengthHistogram
 from tuner.simulate.waste import chance_at_most
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
-Align = int | tuple[AlignRule, ...]
 
 BUCKETS_SOLVED_AHEAD = 32
 """One solution serves every smaller number of buckets, so few are asked for alone."""
@@ -190,19 +191,23 @@ class Screen:
             self._admitted[admission] = self._histogram.admit(config.data, admission[1])
         rows = self._admitted[admission]
         if batching.strategy == "bucketed" and not batching.boundaries:
-            key = (*admission, batching.align)
-            boundaries = self._solve(key, rows, batching.align, batching.num_buckets)
+            boundaries = self._choose_boundaries(admission, rows, batching)
             batching = batching.model_copy(update={"boundaries": boundaries})
         steps = SCREENS[batching.strategy](rows, batching, world_size)
         return _sum_up(steps, rows, config, world_size)
 
-    def _solve(
-        self, key: tuple[Any, ...], rows: LengthHistogram, align: Align, num_buckets: int
+    def _choose_boundaries(
+        self, admission: tuple[Any, ...], rows: LengthHistogram, batching: BatchingConfig
     ) -> tuple[int, ...]:
+        num_buckets = batching.num_buckets
+        if batching.boundary_rule != "least_padding":
+            rule = BOUNDARY_RULES[batching.boundary_rule]
+            return rule(rows.lengths, batching.align, num_buckets, rows.counts)
+        key = (*admission, batching.align)
         solved, curve = self._solved.get(key, (0, None))
         if curve is None or solved < num_buckets:
             solved = max(num_buckets, BUCKETS_SOLVED_AHEAD)
-            curve = solve_least_padding(rows.lengths, align, solved, rows.counts)
+            curve = solve_least_padding(rows.lengths, batching.align, solved, rows.counts)
             self._solved[key] = solved, curve
         return curve.best(num_buckets)
 
@@ -210,7 +215,7 @@ class Screen:
 def _length_limit(config: TrainConfig) -> int | None:
     """The longest admitted row in tokens, as `plan_batches` has it."""
     limits = [config.data.max_length]
-    if config.batching.strategy == "bucketed" and config.batching.boundaries:
+    if config.batching.strategy in WITH_BOUNDARIES and config.batching.boundaries:
         limits.append(config.batching.boundaries[-1])
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -90,11 +90,14 @@ def chance_at_most(rows_up_to: npt.NDArray[np.int64], num_drawn: int) -> npt.NDA
     Returns:
         float64 [U], 0..1, rising; the last is 1.
     """
-    position = rows_up_to.astype(np.float64)
-    chance = np.ones(len(position))
-    for drawn in range(num_drawn):
-        chance *= np.maximum(position - drawn, 0.0) / (position[-1] - drawn)
-    return chance
+    # Lengths that too few rows stay under have no chance; left out, they cost no time either.
+    possible = np.searchsorted(rows_up_to, num_drawn)
+    left = rows_up_to[possible:].astype(np.float64)
+    chance = np.ones(len(left))
+    for _ in range(num_drawn):
+        chance *= left / left[-1]
+        left -= 1.0
+    return np.concatenate((np.zeros(possible), chance))
 
 
 def _expected_longest(histogram: LengthHistogram, num_drawn: int) -> float:
