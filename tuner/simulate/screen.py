@@ -1,6 +1,6 @@
 """What a plan would come to, from the histogram of the lengths alone: no rows, no shuffle.
 
-For `fixed` and `bucketed` the shapes and their steps follow from how many rows a bucket holds, so
+For `fixed`, `bucketed` and `packed` the shapes and their steps follow from the lengths alone, so
 the figures are those of `count_plan(plan_batches(...))` to the last token. For `dynamic` they are
 exact expectations over all shuffles: each batch of n rows is a draw without replacement, so
     P(longest aligned length <= u) = C(N_u, n) / C(N, n), N_u of N rows being as short as u,
@@ -23,9 +23,9 @@ from tuner.batching.align import align_length, align_lengths
 from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
 from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.grouping import Shape, spread_rows
+from tuner.batching.packed import count_packed_rows, packed_length
 from tuner.batching.plan import WITH_BOUNDARIES
 from tuner.config.schema import BatchingConfig, TrainConfig
-from tuner.errors import BadInputError
 from tuner.simulate.histogram import IntArray, LengthHistogram
 from tuner.simulate.waste import chance_at_most
 
@@ -81,14 +81,14 @@ class StepsByShape:
         padded_lengths: int64 [G]; L in tokens.
         num_steps: int64 [G], or float64 [G] where they are expected.
         real_tokens: int64 or float64 [G]; tokens of rows over all ranks.
-        num_slots: Slots of all steps and ranks.
+        num_filler_rows: Slots of all steps and ranks that hold no row.
     """
 
     batch_sizes: IntArray
     padded_lengths: IntArray
     num_steps: Numbers
     real_tokens: Numbers
-    num_slots: int
+    num_filler_rows: int
 
 
 def screen_fixed(rows: LengthHistogram, batching: BatchingConfig, world_size: int) -> StepsByShape:
@@ -142,7 +142,30 @@ def screen_dynamic(
         padded_lengths=lengths,
         num_steps=np.diff(steps_up_to, prepend=0.0),
         real_tokens=np.diff(real_up_to, prepend=0.0),
-        num_slots=(whole + (rest > 0)) * size * world_size,
+        num_filler_rows=(whole + (rest > 0)) * size * world_size - rows.num_rows,
+    )
+
+
+def screen_packed(
+    rows: LengthHistogram, batching: BatchingConfig, world_size: int
+) -> StepsByShape:
+    """One shape; which lengths share a row is the same in every epoch.
+
+    Args:
+        rows: Admitted rows, none over the packed length.
+        batching: Packed length and batch size.
+        world_size: Ranks, >= 1.
+    """
+    length = packed_length(rows.lengths, batching)
+    num_rows = count_packed_rows(rows.lengths, rows.counts, length)
+    size = spread_rows(num_rows, length, batching, world_size)
+    num_steps = -(-num_rows // (size * world_size))
+    return StepsByShape(
+        batch_sizes=np.array([size]),
+        padded_lengths=np.array([length]),
+        num_steps=np.array([num_steps]),
+        real_tokens=np.array([rows.total_tokens]),
+        num_filler_rows=num_steps * size * world_size - num_rows,
     )
 
 
@@ -150,8 +173,9 @@ SCREENS: Mapping[str, Callable[[LengthHistogram, BatchingConfig, int], StepsBySh
     "fixed": screen_fixed,
     "bucketed": screen_bucketed,
     "dynamic": screen_dynamic,
+    "packed": screen_packed,
 }
-"""Strategy -> its steps; a new strategy that a histogram is enough for gets a line here."""
+"""Strategy -> its steps, for every strategy of STRATEGIES."""
 
 EXPECTED = ("dynamic",)
 """Strategies whose figures are expectations."""
@@ -178,14 +202,9 @@ class Screen:
             world_size: Ranks, >= 1.
 
         Raises:
-            BadInputError: as `plan_batches`, or the strategy has no entry in SCREENS.
+            BadInputError: as `plan_batches`.
         """
         batching = config.batching
-        if batching.strategy not in SCREENS:
-            raise BadInputError(
-                f"batching.strategy {batching.strategy} cannot be screened from lengths alone",
-                fix=f"use one of {', '.join(SCREENS)}",
-            )
         admission = (config.data.overflow, _length_limit(config))
         if admission not in self._admitted:
             self._admitted[admission] = self._histogram.admit(config.data, admission[1])
@@ -241,7 +260,7 @@ def _fill(
         padded_lengths=ends[used],
         num_steps=num_steps,
         real_tokens=np.diff(rows.tokens_up_to(ends), prepend=0)[used],
-        num_slots=int(num_steps @ sizes) * world_size,
+        num_filler_rows=int(num_steps @ sizes) * world_size - rows.num_rows,
     )
 
 
@@ -258,7 +277,7 @@ def _sum_up(
         padded_tokens=padded_tokens.item(),
         shape_counts=dict(zip(shapes, steps.num_steps.tolist(), strict=True)),
         real_tokens_of_shape=dict(zip(shapes, steps.real_tokens.tolist(), strict=True)),
-        num_filler_rows=steps.num_slots - rows.num_rows,
+        num_filler_rows=steps.num_filler_rows,
         is_exact=config.batching.strategy not in EXPECTED,
     )
 
