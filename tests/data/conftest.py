@@ -52,3 +52,33 @@ def write_foreign(tmp_path: Path) -> WriteRows:
         return tmp_path / "foreign.mindrecord"
 
     return write
+
+
+@pytest.fixture
+def write_plainly(tmp_path: Path) -> WriteRows:
+    """Write with MindSpore's FileWriter and nothing of ours, in pages as small as it allows."""
+
+    def write(
+        schema: dict[str, Any],
+        rows: Sequence[dict[str, Any]],
+        name: str = "plain.mindrecord",
+        num_shards: int = 1,
+        index: Sequence[str] = (),
+        parts: int = 1,
+    ) -> Path:
+        from mindspore.mindrecord import FileWriter
+
+        writer = FileWriter(str(tmp_path / name), shard_num=num_shards)
+        writer.set_header_size(128 << 10)
+        writer.set_page_size(32 << 10)
+        writer.add_schema(schema)
+        if index:
+            writer.add_index(list(index))
+        for part in range(parts):
+            if part:
+                writer = FileWriter.open_for_append(str(tmp_path / name))
+            writer.write_raw_data(list(rows[part::parts]))
+            writer.commit()
+        return tmp_path / name
+
+    return write

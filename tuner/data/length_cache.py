@@ -97,6 +97,6 @@ class LengthCache:
             "fingerprint": self.fingerprint,
             "column": self.column,
             "source": found.source,
-            "sha256": hashlib.sha256(body).hexdigest(),
+            "sha256": hashlib.sha256(found.source.encode() + body).hexdigest(),
         }
         return json.dumps(parts, sort_keys=True).encode() + b"\n"
