@@ -15,6 +15,7 @@ from strategies import align_slowly, make_config, make_lengths, plan_cases, skew
 
 from tuner.batching.plan import STRATEGIES, plan_batches
 from tuner.errors import BadInputError
+from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement, estimate_run
 from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.screen import EXPECTED, SCREENS, Screen
 from tuner.simulate.stats import count_plan
@@ -166,6 +167,35 @@ def test_one_screen_serves_all_settings_as_new_ones_would():
         assert screened == screen_of([0, *tokens]).plan(config)
         stats = count_plan(plan_batches(make_lengths([0, *tokens]), config), None)
         assert screened.shape_counts == stats.shape_counts
+
+
+def test_a_screened_plan_is_estimated_like_the_counted_one():
+    tokens = skewed_tokens(3000)
+    config = make_config({"train.tokens_per_update": 8192})
+    plan = plan_batches(make_lengths(tokens), config)
+    measured = [
+        ShapeMeasurement(
+            batch_size=size,
+            padded_length=length,
+            first_call_s=3.0,
+            step_s=1e-4 * size * length,
+            step_spread_s=0.0,
+            num_timed_steps=5,
+            memory_bytes=1,
+            loss=1.0,
+        )
+        for size, length in plan.shapes[:3]
+    ]
+    update = UpdateMeasurement(first_call_s=3.5, update_s=0.5)
+    counted, screened = (
+        estimate_run(stats, config, measured, update)
+        for stats in (count_plan(plan, 8192), screen_of(tokens).plan(config))
+    )
+    assert screened.estimated_compile_s == counted.estimated_compile_s
+    assert screened.estimated_run_s == pytest.approx(counted.estimated_run_s, rel=1e-12)
+    assert screened.estimated_real_tokens_per_s == pytest.approx(
+        counted.estimated_real_tokens_per_s, rel=1e-12
+    )
 
 
 def test_hand_calculated_buckets():

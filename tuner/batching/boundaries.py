@@ -14,7 +14,8 @@ for i < i' < j < j', w(i, j') + w(i', j) - w(i, j) - w(i', j') = (N_i' - N_i) * 
 So the middle column bounds the candidates of both halves. All columns of one depth of this
 bisection are done at once: at most 2 U sums a depth, O(K U log U) time, O(U) memory besides the
 O(K U) of traces. Where r falls somewhere, all i are tried in blocks of columns: O(K U^2) time, the
-same memory. Among equal sums the smallest i is taken, that is, the longest last bucket.
+same memory. Among equal sums the smallest i is taken, that is, the longest last bucket. Rounding
+can only exchange sums that differ by no more than it; whole numbers below 2^53 are exact.
 
 Measured in results/benchmarks/boundaries.md.
 """
