@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
-from tuner.simulate.cost import fit_step_cost
+from tuner.simulate.cost import CostModel, fit_step_cost
 from tuner.simulate.screen import ScreenedPlan
 from tuner.simulate.stats import PlanStats
 
@@ -87,6 +87,26 @@ class Estimate:
     measured_time_fraction: float
     max_fit_error: float
 
+    @classmethod
+    def of_run(
+        cls,
+        *,
+        compile_s: float,
+        running_s: float,
+        real_tokens: int,
+        measured_time_fraction: float,
+        max_fit_error: float,
+    ) -> Estimate:
+        """From the seconds of compiling and of running all epochs, and their real tokens."""
+        return cls(
+            estimated_run_s=compile_s + running_s,
+            estimated_compile_s=compile_s,
+            estimated_real_tokens_per_s=real_tokens / (compile_s + running_s),
+            estimated_steady_real_tokens_per_s=real_tokens / running_s,
+            measured_time_fraction=measured_time_fraction,
+            max_fit_error=max_fit_error,
+        )
+
 
 def estimate_run(
     stats: PlanStats | ScreenedPlan,
@@ -113,15 +133,31 @@ def estimate_run(
     one_graph = config.graph.mode == "dynamic"
     compile_s = _compile_s(shapes, len(stats.shape_counts), one_graph) + update.compile_s
     epochs = config.train.epochs
-    running_s = epochs * (steady_s + stats.num_updates * update.update_s)
-    real_tokens = epochs * stats.real_tokens
-    return Estimate(
-        estimated_run_s=compile_s + running_s,
-        estimated_compile_s=compile_s,
-        estimated_real_tokens_per_s=real_tokens / (compile_s + running_s),
-        estimated_steady_real_tokens_per_s=real_tokens / running_s,
+    return Estimate.of_run(
+        compile_s=compile_s,
+        running_s=epochs * (steady_s + stats.num_updates * update.update_s),
+        real_tokens=epochs * stats.real_tokens,
         measured_time_fraction=measured_s / steady_s,
         max_fit_error=fit.max_relative_error,
+    )
+
+
+def estimate_from_model(stats: PlanStats | ScreenedPlan, cost: CostModel, epochs: int) -> Estimate:
+    """Estimate a run of static graphs of which nothing was measured; updates are left out.
+
+    Args:
+        stats: One epoch of the plan; each shape that it meets is compiled once.
+        cost: Seconds of steps and compiles.
+        epochs: >= 1.
+    """
+    shapes = [shape for shape, count in stats.shape_counts.items() if count]
+    steady_s = sum(stats.shape_counts[shape] * cost.step.step_s(shape) for shape in shapes)
+    return Estimate.of_run(
+        compile_s=sum(cost.compile_s(shape) for shape in shapes),
+        running_s=epochs * steady_s,
+        real_tokens=epochs * stats.real_tokens,
+        measured_time_fraction=0.0,
+        max_fit_error=cost.step.max_relative_error,
     )
 
 

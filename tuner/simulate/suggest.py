@@ -1,0 +1,180 @@
+"""How many buckets, which alignment, and what that would gain: estimated from lengths and costs.
+
+For each alignment and each number of buckets K the boundaries of least padding are solved, the
+plan is screened and its run estimated, compile seconds of all shapes included. More buckets pad
+less and compile more, so the seconds have a minimum. A percent from it is not worth another shape
+or a finer alignment: the coarsest alignment whose best K is within that percent is suggested, and
+for it the smallest such K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.batching.align import align_length
+from tuner.batching.boundaries import solve_least_padding
+from tuner.config.schema import BatchingConfig, DataConfig, ModelConfig, TrainConfig
+from tuner.simulate.break_even import BreakEven, find_break_even
+from tuner.simulate.cost import CostModel
+from tuner.simulate.estimate import Estimate, estimate_from_model
+from tuner.simulate.histogram import LengthHistogram
+from tuner.simulate.screen import Screen, ScreenedPlan
+
+MAX_BUCKETS = 32
+ALIGNMENTS = (8, 16, 32, 64, 128)
+NOT_WORTH_MORE = 0.01
+"""Share of the run's seconds that fewer shapes or a coarser alignment may cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetting:
+    """What is planned.
+
+    Attributes:
+        tokens_per_batch: Padded tokens of a batch at most.
+        epochs: Passes over the data, >= 1.
+        cost: Seconds of steps and compiles.
+    """
+
+    tokens_per_batch: int
+    epochs: int
+    cost: CostModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChoice:
+    """A way to batch, screened and estimated.
+
+    Attributes:
+        name: Strategy.
+        boundaries: Padded lengths in tokens, rising.
+        align: Multiple that they follow.
+        plan: One epoch.
+        estimate: All epochs, compile seconds included.
+        break_even: When it is ahead of padding to the longest; None: never.
+    """
+
+    name: str
+    boundaries: tuple[int, ...]
+    align: int
+    plan: ScreenedPlan
+    estimate: Estimate
+    break_even: BreakEven | None
+
+    @property
+    def num_shapes(self) -> int:
+        """Graphs to compile."""
+        return len(self.plan.shape_counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """What to take, and all that it was compared with.
+
+    Attributes:
+        fixed: Every row padded to the longest.
+        packed: Several samples in a row of the longest length.
+        best: The suggested buckets.
+        curve: Entry K-1: K buckets of the suggested alignment.
+        best_of_align: For each alignment its fastest number of buckets.
+        setting: What was assumed.
+    """
+
+    fixed: PlanChoice
+    packed: PlanChoice
+    best: PlanChoice
+    curve: tuple[PlanChoice, ...]
+    best_of_align: tuple[PlanChoice, ...]
+    setting: RunSetting
+
+    @property
+    def gain(self) -> float:
+        """Estimated real tokens per second of the suggestion over padding to the longest."""
+        return _speed(self.best) / _speed(self.fixed)
+
+
+def suggest_buckets(histogram: LengthHistogram, setting: RunSetting) -> Suggestion:
+    """Suggest buckets.
+
+    Args:
+        histogram: Rows by length; at least one is not empty.
+        setting: Budget, epochs and costs.
+
+    Raises:
+        BadInputError: the longest padded row is over the token budget.
+    """
+    screens = _Screens(histogram, setting)
+    longest = histogram.longest
+    aligns = [align for align in ALIGNMENTS if align <= longest] or [ALIGNMENTS[0]]
+    curves = {align: screens.curve(align) for align in aligns}
+    fastest = {align: min(curve, key=_seconds) for align, curve in curves.items()}
+    least_s = min(map(_seconds, fastest.values()))
+    align = max(align for align in aligns if _is_close(fastest[align], least_s))
+    least_s = _seconds(fastest[align])
+    return Suggestion(
+        fixed=screens.choose("fixed", align),
+        packed=screens.choose("packed", align),
+        best=next(choice for choice in curves[align] if _is_close(choice, least_s)),
+        curve=curves[align],
+        best_of_align=tuple(fastest.values()),
+        setting=setting,
+    )
+
+
+class _Screens:
+    """Plans of one histogram under one budget, estimated."""
+
+    def __init__(self, histogram: LengthHistogram, setting: RunSetting) -> None:
+        self._rows = histogram.admit(DataConfig(path=""), limit=None)
+        self._screen = Screen(histogram)
+        self._setting = setting
+        self._fixed: dict[int, Estimate] = {}
+
+    def curve(self, align: int) -> tuple[PlanChoice, ...]:
+        """One to MAX_BUCKETS buckets, as far as there are so many aligned lengths."""
+        solved = solve_least_padding(self._rows.lengths, align, MAX_BUCKETS, self._rows.counts)
+        return tuple(self.choose("bucketed", align, ends) for ends in solved.boundaries)
+
+    def choose(self, strategy: str, align: int, boundaries: tuple[int, ...] = ()) -> PlanChoice:
+        """Screen and estimate one way to batch."""
+        plan = self._screen.plan(self._config(strategy, align, boundaries))
+        estimate = self._estimate(plan)
+        if align not in self._fixed:
+            fixed = self._screen.plan(self._config("fixed", align, ()))
+            self._fixed[align] = self._estimate(fixed)
+        return PlanChoice(
+            name=strategy,
+            boundaries=boundaries or (align_length(self._rows.longest, align),),
+            align=align,
+            plan=plan,
+            estimate=estimate,
+            break_even=find_break_even(
+                estimate, self._fixed[align], plan.real_tokens / plan.num_steps
+            ),
+        )
+
+    def _estimate(self, plan: ScreenedPlan) -> Estimate:
+        return estimate_from_model(plan, self._setting.cost, self._setting.epochs)
+
+    def _config(self, strategy: str, align: int, boundaries: tuple[int, ...]) -> TrainConfig:
+        batching: dict[str, Any] = {"strategy": strategy, "align": align}
+        return TrainConfig(
+            data=DataConfig(path=""),
+            batching=BatchingConfig(
+                tokens_per_batch=self._setting.tokens_per_batch, boundaries=boundaries, **batching
+            ),
+            model=ModelConfig(vocab_size=1),
+        )
+
+
+def _seconds(choice: PlanChoice) -> float:
+    return choice.estimate.estimated_run_s
+
+
+def _speed(choice: PlanChoice) -> float:
+    return choice.estimate.estimated_real_tokens_per_s
+
+
+def _is_close(choice: PlanChoice, least_s: float) -> bool:
+    return _seconds(choice) <= least_s * (1.0 + NOT_WORTH_MORE)
