@@ -29,6 +29,8 @@ def test_lengths_stand_in_the_order_of_the_rows(write_rows, num_shards):
     assert lengths.num_samples == 40
     assert lengths.total_tokens == sum(LENGTHS)
     assert lengths.longest == max(LENGTHS)
+    assert (lengths.source, lengths.is_from_cache) == ("index", False)
+    assert lengths.source_text == "read from the index"
     assert lengths.fingerprint == dataset.fingerprint
     assert lengths.tokens.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):

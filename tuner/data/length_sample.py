@@ -27,6 +27,7 @@ from tuner.data.header_lengths import (
 )
 from tuner.data.length_cache import LengthSource
 from tuner.data.lengths import (
+    SOURCE_TEXTS,
     count_in_every_row,
     described_lengths,
     print_notice,
@@ -62,6 +63,11 @@ class LengthSample:
             values = np.array(getattr(self, name), kind)
             values.flags.writeable = False
             object.__setattr__(self, name, values)
+
+    @property
+    def source_text(self) -> str:
+        """How the lengths were found, for people."""
+        return SOURCE_TEXTS[self.source]
 
     @property
     def num_rows(self) -> int:

@@ -100,8 +100,9 @@ def scan_lengths(
     Args:
         dataset: From `open_mindrecord`.
         input_column: Its number of elements is the length.
-        cache: A folder to keep the lengths in; made if it is not there. None keeps nothing. A
-            folder that cannot be written to is told to `notice` and changes nothing else.
+        cache: A folder to keep the lengths in, made if it is not there; not used for lengths that
+            stand in the index. None keeps nothing. A folder that cannot be written to is told to
+            `notice` and changes nothing else.
         notice: Called with a sentence when every row has to be read, with the reason.
 
     Raises:
@@ -116,7 +117,8 @@ def scan_lengths(
     )
     known = kept.read(dataset.num_samples) if kept else None
     found = known or _find_tokens(dataset, input_column, notice)
-    if kept and not known:
+    # The index is as near as a cache would be.
+    if kept and not known and found.source != "index":
         kept.write(found, notice)
     return Lengths(
         tokens=found.tokens,
