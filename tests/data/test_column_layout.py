@@ -143,14 +143,6 @@ def test_many_pages_shards_and_appended_rows(write_plainly, beside, num_shards, 
     assert sorted(check_against_mindspore(path)) == sorted(lengths)
 
 
-def test_stretches_of_a_file_are_put_together_in_order(write_plainly, monkeypatch):
-    monkeypatch.setattr("tuner.data.header_lengths.ROWS_PER_STRETCH", 7)
-    monkeypatch.setattr("tuner.data.record_index.ROWS_PER_QUERY", 9)
-    lengths = list(range(1, 101))
-    path = write_plainly(schema_of({}, np.int64), rows_of({}, np.int64, lengths))
-    assert check_against_mindspore(path) == lengths
-
-
 # A second writer of the same layout, for rows of any kind.
 
 

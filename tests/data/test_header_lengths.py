@@ -186,3 +186,10 @@ def test_the_notice_goes_to_standard_error_unless_told_otherwise(plain, capfd):
     overwrite(plain, 0, bytes(8))
     scan_lengths(open_mindrecord(plain))
     assert capfd.readouterr().err.startswith("note: ")
+
+
+@pytest.mark.parametrize(("rows", "num_bytes"), [(7, 10**9), (10**9, 200), (7, 200), (1, 1)])
+def test_stretches_cover_every_row_once(plain, monkeypatch, rows, num_bytes):
+    monkeypatch.setattr("tuner.data.header_lengths.ROWS_PER_STRETCH", rows)
+    monkeypatch.setattr("tuner.data.header_lengths.BYTES_PER_STRETCH", num_bytes)
+    assert scan_lengths(open_mindrecord(plain), notice=pytest.fail).tokens.tolist() == LENGTHS

@@ -1,8 +1,8 @@
 """Lengths of rows from the headers of their arrays, checked against MindSpore each time.
 
 A file is mapped into memory a stretch at a time, and only the pages with the headers of the rows
-asked for are touched: what a process holds does not grow with the file. Files and stretches are
-read by several threads.
+asked for are touched: what a process holds does not grow with the file or the number of rows.
+Files and stretches are read by several threads.
 
 The layout is MindSpore's own affair and may change. So MindDataset reads some rows of every file,
 the first and the last among them, and what it finds decides. That takes some 15 ms for 66 rows,
@@ -36,7 +36,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 NoticeSink = Callable[[str], None]
 """Called with one sentence for people."""
 
-ROWS_PER_STRETCH = 50_000
+ROWS_PER_STRETCH, BYTES_PER_STRETCH = 50_000, 32 << 20
 CHECKED_ROWS = 64
 CHECK_SEED = 0
 
@@ -74,8 +74,7 @@ def read_counts(
     tasks = []
     for number, (file, index) in enumerate(zip(dataset.files, dataset.row_indexes, strict=True)):
         rows = row_indices[cuts[number] : cuts[number + 1]] - first_rows[number]
-        for start in range(0, len(rows), ROWS_PER_STRETCH):
-            stretch = rows[start : start + ROWS_PER_STRETCH]
+        for stretch in _stretches(rows, index.blob_starts):
             tasks.append((file, index.blob_starts[stretch], index.blob_bytes[stretch], layout))
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         found = list(pool.map(lambda task: _read_stretch(*task), tasks))
@@ -84,6 +83,17 @@ def read_counts(
         is_readable=np.concatenate([one.is_readable for one in found]),
         is_whole=np.concatenate([one.is_whole for one in found]),
     )
+
+
+def _stretches(rows: IntArray, blob_starts: IntArray) -> list[IntArray]:
+    """Cut the rows of a file where there are enough of them, or where the next are far away."""
+    if not len(rows):
+        return []
+    # Rows follow each other in the file; the running maximum is for files where they do not.
+    number = np.maximum.accumulate(blob_starts[rows] // BYTES_PER_STRETCH)
+    is_cut = np.diff(number) > 0
+    is_cut[ROWS_PER_STRETCH - 1 :: ROWS_PER_STRETCH] = True
+    return np.split(rows, np.flatnonzero(is_cut) + 1)
 
 
 def _read_stretch(
