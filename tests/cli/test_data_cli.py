@@ -80,8 +80,14 @@ def test_prepare_then_inspect(tmp_path, rows_file):
     assert fractions["pad_to_longest"] == pytest.approx(sum(lengths) / 4000)
     assert fractions["pad_to_longest"] < fractions["random_batches_padded_to_longest"] < 1
     assert values["verdict"]["decision"] == "depends"
-    plain = run("inspect", "out", cwd=tmp_path)
+    suggested = values["suggestion"]["suggested"]
+    assert suggested["boundaries"][-1] == 104
+    assert values["suggestion"]["tokens_per_batch"] == 8 * 104
+    assert (tmp_path / "results" / "waste.png").read_bytes().startswith(b"\x89PNG")
+    plain = run("inspect", "out", "--out", "figures", cwd=tmp_path)
     assert plain.returncode == 0
+    assert (tmp_path / "figures" / "waste.png").exists()
+    assert "figure: figures/waste.png" in plain.stdout
     assert "It depends" in plain.stdout and "bytes, 258 ids" in plain.stdout
     assert "█" in plain.stdout
 
@@ -104,10 +110,50 @@ def test_inspect_does_not_import_mindspore_for_our_own_files(tmp_path):
 
 
 @pytest.mark.parametrize("lengths", [[5], [7] * 20, [1, 1000], [0, 3]])
-def test_inspect_takes_odd_lengths(tmp_path, capsys, lengths):
-    path = write_lengths(tmp_path / "data.mindrecord", lengths)
-    assert main(["inspect", str(path)]) == 0
+def test_inspect_takes_odd_lengths(tmp_path, capsys, monkeypatch, lengths):
+    monkeypatch.chdir(tmp_path)
+    write_lengths(tmp_path / "data.mindrecord", lengths)
+    assert main(["inspect", "data.mindrecord"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def inspect_values(capsys, *arguments):
+    assert main(["inspect", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_inspecting_a_sample_states_its_error_and_keeps_the_longest_row(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    lengths = np.random.default_rng(0).integers(10, 200, 600)
+    lengths[17] = 900
+    write_lengths(tmp_path / "data.mindrecord", lengths.tolist())
+    whole = inspect_values(capsys, "data.mindrecord")
+    sample = inspect_values(capsys, "data.mindrecord", "--sample", "200")
+    assert "sampling" not in whole
+    assert sample["sampled_rows"] == 200
+    assert sample["longest"] == whole["longest"] == 900
+    error = sample["sampling"]["pad_to_longest"]
+    exact = 1 - whole["effective_token_fraction"]["pad_to_longest"]
+    assert 0 < error["half_width_95"] < 0.02
+    assert abs(error["padding_fraction"] - exact) < 2 * error["half_width_95"]
+    assert main(["inspect", "data.mindrecord", "--sample", "200"]) == 0
+    assert "Estimated from a sample of 200 of 600 rows" in capsys.readouterr().out
+    assert inspect_values(capsys, "data.mindrecord", "--sample", "600") == whole
+
+
+def test_epochs_and_budget_of_the_planned_run_are_taken(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lengths = np.random.default_rng(0).integers(10, 500, 400)
+    write_lengths(tmp_path / "data.mindrecord", lengths.tolist())
+    short = inspect_values(capsys, "data.mindrecord", "--epochs", "1")["suggestion"]
+    long = inspect_values(
+        capsys, "data.mindrecord", "--epochs", "90", "--tokens-per-batch", "1024"
+    )["suggestion"]
+    assert (short["epochs"], long["epochs"], long["tokens_per_batch"]) == (1, 90, 1024)
+    assert long["suggested"]["num_buckets"] > short["suggested"]["num_buckets"]
+    assert long["estimated_gain_over_fixed"] > short["estimated_gain_over_fixed"]
 
 
 BAD = [
@@ -116,6 +162,16 @@ BAD = [
     (["inspect", "."], "data.mindrecord.db is missing"),
     (["inspect", "good.mindrecord", "--column", "ids"], "no column 'ids'; its columns are: "),
     (["inspect", "good.mindrecord", "--batch-size", "0"], "--batch-size must be at least 1"),
+    (["inspect", "good.mindrecord", "--epochs", "0"], "--epochs must be at least 1"),
+    (["inspect", "good.mindrecord", "--sample", "1"], "--sample must be at least 2 (got 1)"),
+    (
+        ["inspect", "good.mindrecord", "--tokens-per-batch", "7"],
+        "--tokens-per-batch must be at least the longest padded row (got 7, the longest is 8",
+    ),
+    (
+        ["inspect", "good.mindrecord", "--study", "ok.txt"],
+        "ok.txt holds no trial that measured a static graph",
+    ),
     (["inspect", "zeros.mindrecord"], "has no tokens in input_ids"),
     (["prepare", "no.jsonl", "--tokenizer", "bytes", "--out", "x"], "no such file: no.jsonl"),
     (["prepare", "rows.jsonl", "--tokenizer", "bytes", "--out", "x"], "rows.jsonl, line 2 is not"),

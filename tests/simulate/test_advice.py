@@ -10,6 +10,10 @@ from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.waste import expected_padded_tokens, profile_lengths
 
 
+def profile_of(tokens, batch_size):
+    return profile_lengths(LengthHistogram.from_tokens(np.array(tokens)), batch_size)
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("lengths", [[1, 4, 9, 9, 20], [3], [7, 7, 7], [1, 2, 3, 4, 5, 60]])
 def test_expected_padding_is_the_mean_over_all_shuffles(lengths, batch_size):
@@ -34,7 +38,7 @@ def test_expected_padding_is_what_real_shuffles_come_to():
 
 
 def test_profile_of_a_few_lengths_by_hand():
-    profile = profile_lengths(np.array([10, 2, 4, 4], np.int32), batch_size=2)
+    profile = profile_of([10, 2, 4, 4], batch_size=2)
     assert (profile.num_samples, profile.total_tokens) == (4, 20)
     assert (profile.shortest, profile.longest, profile.num_distinct_lengths) == (2, 10, 3)
     assert profile.fraction_when_padded_to_longest == 0.5
@@ -47,7 +51,7 @@ def test_profile_of_a_few_lengths_by_hand():
 
 def test_percentiles_are_lengths_that_occur():
     lengths = np.random.default_rng(1).integers(1, 1000, 777)
-    profile = profile_lengths(lengths, 16)
+    profile = profile_of(lengths, 16)
     for percent, size in profile.percentiles.items():
         assert size == np.percentile(lengths, percent, method="inverted_cdf")
 
@@ -62,17 +66,17 @@ def lengths_with_padding(percent: int) -> np.ndarray:
     [(0, "fixed"), (19, "fixed"), (20, "depends"), (30, "depends"), (31, "variable_length")],
 )
 def test_the_verdict_follows_the_padding_of_fixed_length(percent, decision):
-    verdict = judge_lengths(profile_lengths(lengths_with_padding(percent), 16))
+    verdict = judge_lengths(profile_of(lengths_with_padding(percent), 16))
     assert verdict.decision == decision
     assert f"wastes {percent}.0% of the tokens" in verdict.reason
 
 
 def test_between_the_limits_the_reason_says_what_decides():
-    verdict = judge_lengths(profile_lengths(lengths_with_padding(25), 16))
+    verdict = judge_lengths(profile_of(lengths_with_padding(25), 16))
     assert "What decides is the length of the run" in verdict.reason
 
 
 def test_random_batches_that_still_waste_are_pointed_out():
     long_tail = np.array([1000, *[10] * 99], np.int32)
-    assert "group rows of like length" in judge_lengths(profile_lengths(long_tail, 50)).reason
-    assert "group rows" not in judge_lengths(profile_lengths(long_tail, 1)).reason
+    assert "group rows of like length" in judge_lengths(profile_of(long_tail, 50)).reason
+    assert "group rows" not in judge_lengths(profile_of(long_tail, 1)).reason

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.simulate.cost import fit_step_cost
+from tuner.simulate.cost import (
+    DEFAULT_MEASURED,
+    default_cost_model,
+    fit_cost_model,
+    fit_step_cost,
+)
 
 SHAPES = [(32, 64), (16, 128), (8, 256), (4, 512), (2, 1024), (8, 1024), (1, 64)]
 
@@ -107,3 +112,28 @@ def test_noise_is_weighed_by_its_share_and_not_by_its_seconds():
     fit = fit_step_cost(noisy)
     for shape in SHAPES:
         assert fit.step_s(shape) == pytest.approx(measured[shape], rel=0.1)
+
+
+def test_known_compile_costs_come_back():
+    step_s = {shape: seconds_of(shape, 5e-3, 1e-6, 1e-9) for shape in SHAPES}
+    compile_s = {shape: 4.0 + 2.5 * seconds for shape, seconds in step_s.items()}
+    model = fit_cost_model(step_s, compile_s, "a test")
+    assert model.compile_base_s == pytest.approx(4.0)
+    assert model.compile_per_step_s == pytest.approx(2.5)
+    other = (7, 900)
+    assert model.compile_s(other) == pytest.approx(
+        4.0 + 2.5 * seconds_of(other, 5e-3, 1e-6, 1e-9), rel=1e-6
+    )
+    assert model.source == "a test"
+
+
+def test_compiles_that_took_no_time_cost_none():
+    model = fit_cost_model({(8, 64): 0.1, (4, 128): 0.2}, {(8, 64): 0.0, (4, 128): 0.0}, "cache")
+    assert model.compile_s((16, 256)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_default_is_within_its_stated_errors_of_what_was_measured():
+    model = default_cost_model()
+    for shape, (step_s, compile_s) in DEFAULT_MEASURED.items():
+        assert model.step.step_s(shape) == pytest.approx(step_s, rel=0.085)
+        assert model.compile_s(shape) == pytest.approx(compile_s, rel=0.15)

@@ -68,3 +68,14 @@ def test_arrays_are_read_only_copies():
     assert histogram.lengths.tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         histogram.counts[0] = 5
+
+
+def test_a_sample_stands_for_the_set_in_proportion():
+    sample = LengthHistogram.from_tokens(np.array([5] * 6 + [8] * 3 + [9]))
+    scaled = sample.scaled_to(1000, longest=9)
+    assert scaled.lengths.tolist() == [5, 8, 9]
+    assert scaled.counts.tolist() == [600, 300, 100]
+    beyond = sample.scaled_to(1003, longest=77)
+    assert beyond.lengths.tolist() == [5, 8, 9, 77]
+    assert beyond.counts.tolist() == [602, 301, 100, 1]
+    assert sample.scaled_to(10, longest=9).counts.tolist() == sample.counts.tolist()

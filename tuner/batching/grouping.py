@@ -84,11 +84,7 @@ def fill_buckets(
     rows_per_slot, batch_sizes, padded_lengths = [], [], []
     for index in np.flatnonzero(counts).tolist():
         num_rows, length = int(counts[index]), int(boundaries[index])
-        size = (
-            batching.batch_sizes[index]
-            if batching.batch_sizes
-            else spread_rows(num_rows, length, batching, world_size)
-        )
+        size = bucket_batch_size(index, num_rows, length, batching, world_size)
         rows_per_slot.append(fill_slots(num_rows, size * world_size))
         num_batches = len(rows_per_slot[-1]) // (size * world_size)
         batch_sizes.append(np.full(num_batches, size))
@@ -108,6 +104,26 @@ def fill_slots(num_rows: int, slots_per_batch: int) -> IntArray:
     """Rows in each slot of whole batches: 1 as far as the rows go, then 0; int64."""
     num_slots = -(-num_rows // slots_per_batch) * slots_per_batch
     return (np.arange(num_slots) < num_rows).astype(np.int64)
+
+
+def bucket_batch_size(
+    index: int, num_rows: int, padded_length: int, batching: BatchingConfig, world_size: int
+) -> int:
+    """B of a bucket: the explicit size of its boundary, or its rows spread evenly.
+
+    Args:
+        index: Of its boundary.
+        num_rows: Rows of the bucket, >= 1.
+        padded_length: Its boundary in tokens.
+        batching: Gives the sizes.
+        world_size: Ranks, >= 1.
+
+    Raises:
+        BadInputError: one padded row is over the token budget.
+    """
+    if batching.batch_sizes:
+        return batching.batch_sizes[index]
+    return spread_rows(num_rows, padded_length, batching, world_size)
 
 
 def spread_rows(

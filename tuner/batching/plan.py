@@ -196,12 +196,16 @@ def resolve_boundaries(lengths: Lengths, config: TrainConfig) -> TrainConfig:
     )
 
 
-def _admit(lengths: Lengths, config: TrainConfig) -> AdmittedRows:
+def length_limit(config: TrainConfig) -> int | None:
+    """The longest admitted row in tokens: data.max_length or the last boundary; None: any."""
     limits = [config.data.max_length]
     if config.batching.strategy in WITH_BOUNDARIES and config.batching.boundaries:
         limits.append(config.batching.boundaries[-1])
-    known = [limit for limit in limits if limit is not None]
-    return admit_rows(lengths.tokens, config.data, min(known) if known else None)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _admit(lengths: Lengths, config: TrainConfig) -> AdmittedRows:
+    return admit_rows(lengths.tokens, config.data, length_limit(config))
 
 
 def _in_order(

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.entry import OneLineParser, exit_on_sigterm, run_command
-from tuner.errors import BadInputError
+from tuner.cli.inspect import add_inspect
 
 if TYPE_CHECKING:
-    from tuner.data.mindrecord import MindRecordSet
     from tuner.data.prepare import PrepareSummary, ProgressSink
 
 COMMAND = "varseq-data"
@@ -54,7 +53,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_prepare(commands)
     _add_demo(commands)
-    _add_inspect(commands)
+    add_inspect(commands)
     return parser
 
 
@@ -117,21 +116,6 @@ def _add_demo(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.set_defaults(run=_demo)
 
 
-def _add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
-    parser = commands.add_parser(
-        "inspect",
-        help="lengths, waste, and whether variable length is worth it",
-        description="Show how long the rows are, what padding them would waste, and whether "
-        "variable length is worth it.",
-    )
-    add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="MindRecord files, or a folder of them")
-    add("--column", default="input_ids", metavar="NAME", help="default: input_ids")
-    add("--batch-size", type=int, default=16, metavar="ROWS", help="default: 16")
-    add("--json", action="store_true", help="print one JSON object instead")
-    parser.set_defaults(run=_inspect)
-
-
 def _prepare(arguments: argparse.Namespace) -> int:
     from tuner.data.prepare import PrepareOptions, prepare
 
@@ -167,57 +151,6 @@ def _demo(arguments: argparse.Namespace) -> int:
         summary = make_demo(options, report_progress)
     _print_summary(summary)
     return 0
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
-    import json
-
-    from tuner.data.lengths import scan_lengths
-    from tuner.data.mindrecord import open_mindrecord
-    from tuner.report.lengths import format_inspection, inspection_values
-    from tuner.simulate.advice import judge_lengths
-    from tuner.simulate.waste import profile_lengths
-
-    if arguments.batch_size < 1:
-        raise BadInputError(
-            f"--batch-size must be at least 1 (got {arguments.batch_size})", fix="raise it"
-        )
-    dataset = open_mindrecord(arguments.files)
-    lengths = scan_lengths(dataset, arguments.column)
-    if lengths.total_tokens == 0:
-        raise BadInputError(
-            f"every row of {dataset.path} has no tokens in {arguments.column}",
-            fix="name another --column",
-        )
-    profile = profile_lengths(lengths.tokens, arguments.batch_size)
-    verdict = judge_lengths(profile)
-    if arguments.json:
-        print(json.dumps(inspection_values(profile, verdict)))
-        return 0
-    title = _describe_set(dataset, lengths.total_tokens)
-    print(format_inspection(title, lengths.tokens, profile, verdict, _bar_character()))
-    return 0
-
-
-def _describe_set(dataset: MindRecordSet, total_tokens: int) -> list[tuple[str, str]]:
-    noted = dataset.description
-    lines = [
-        ("file", dataset.path),
-        ("rows", f"{dataset.num_samples:,} in {len(dataset.files)} file(s)"),
-        ("tokens", f"{total_tokens:,}"),
-        ("columns", ", ".join(f"{name} ({kind})" for name, kind in dataset.columns.items())),
-    ]
-    if "tokenizer" in noted and "vocab_size" in noted:
-        lines.append(("tokenizer", f"{noted['tokenizer']}, {noted['vocab_size']:,} ids"))
-    return lines
-
-
-def _bar_character() -> str:
-    try:
-        "█".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return "#"
-    return "█"
 
 
 @contextmanager

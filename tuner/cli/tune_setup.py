@@ -43,7 +43,7 @@ def set_up_study(
     with end_at_once("varseq-tune"):
         base, dataset = _open_base(options, notice)
         check_base(dataset, base)
-        data = _tuned_data(dataset, base)
+        data = _tuned_data(dataset, base, folder)
     installation = runner.probe(base.device)
     notice(f"trials run on {installation.device}")
     fitted_space, left_out = fit_to_device(space, installation.device)
@@ -86,9 +86,9 @@ def _open_base(options: argparse.Namespace, notice: Notice) -> tuple[TrainConfig
     return base, dataset
 
 
-def _tuned_data(dataset: MindRecordSet, base: TrainConfig) -> TunedData:
+def _tuned_data(dataset: MindRecordSet, base: TrainConfig, folder: StudyFolder) -> TunedData:
     columns = [base.data.input_column, base.data.label_column]
     require_columns(dataset, [column for column in columns if column is not None])
-    lengths = scan_lengths(dataset, base.data.input_column)
+    lengths = scan_lengths(dataset, base.data.input_column, cache=folder.path)
     admitted = admit_rows(lengths.tokens, base.data, base.data.max_length)
     return TunedData(dataset=dataset, lengths=lengths, longest=int(admitted.tokens.max()))

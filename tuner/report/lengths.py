@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from tabulate import tabulate
 
-from tuner.simulate.advice import Verdict
+from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.waste import LengthProfile
 
-Lengths = npt.NDArray[np.integer[Any]]
 Edges = npt.NDArray[np.int64]
 
 NUM_BINS = 16
@@ -21,20 +20,18 @@ BAR_COLUMNS = 40
 LINEAR_SPREAD = 8
 
 
-def format_inspection(
+def format_profile(
     title: Sequence[tuple[str, str]],
-    tokens: Lengths,
+    rows_by_length: LengthHistogram,
     profile: LengthProfile,
-    verdict: Verdict,
     bar: str = "█",
 ) -> str:
-    """The whole output of `varseq-data inspect`.
+    """What the lengths are and what simple padding wastes.
 
     Args:
         title: (name, value) lines about the file.
-        tokens: int [N].
+        rows_by_length: The lengths.
         profile: Of these lengths.
-        verdict: Of this profile.
         bar: The character that histogram bars are made of.
     """
     batches = f"random batches of {profile.batch_size}, each padded to its longest (expected)"
@@ -46,18 +43,17 @@ def format_inspection(
         [
             tabulate(title, tablefmt="plain", disable_numparse=True),
             _format_percentiles(profile),
-            format_histogram(tokens, bar),
+            format_histogram(rows_by_length, bar),
             tabulate(
                 [(name, f"{share:.3f}", f"{1 - share:.1%}") for name, share in waste],
                 headers=["padding", "effective token fraction", "padding tokens"],
                 disable_numparse=True,
             ),
-            verdict.reason,
         ]
     )
 
 
-def inspection_values(profile: LengthProfile, verdict: Verdict) -> dict[str, Any]:
+def profile_values(profile: LengthProfile) -> dict[str, Any]:
     """The same for machines: JSON values."""
     return {
         "num_samples": profile.num_samples,
@@ -71,14 +67,17 @@ def inspection_values(profile: LengthProfile, verdict: Verdict) -> dict[str, Any
             "pad_to_longest": profile.fraction_when_padded_to_longest,
             "random_batches_padded_to_longest": profile.fraction_of_random_batches,
         },
-        "verdict": {"decision": verdict.decision, "reason": verdict.reason},
     }
 
 
-def format_histogram(tokens: Lengths, bar: str = "█") -> str:
+def format_histogram(rows_by_length: LengthHistogram, bar: str = "█") -> str:
     """Rows by length; equal bins for narrow data, growing ones for a long tail."""
-    edges = _choose_edges(tokens)
-    counts, _ = np.histogram(tokens, np.append(edges[:-1], edges[-1] + 1))
+    edges = _choose_edges(rows_by_length)
+    counts, _ = np.histogram(
+        rows_by_length.lengths,
+        np.append(edges[:-1], edges[-1] + 1),
+        weights=rows_by_length.counts,
+    )
     scale = BAR_COLUMNS / int(counts.max())
     rows = []
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
@@ -108,10 +107,12 @@ def format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} x {name}" for name, count in ordered) or "-"
 
 
-def _choose_edges(tokens: Lengths) -> Edges:
+def _choose_edges(rows_by_length: LengthHistogram) -> Edges:
     """Ascending bin edges; each bin holds its lower edge, the last bin both."""
-    low, high = int(tokens.min()), int(tokens.max())
-    middle = max(int(np.median(tokens)), 1)
+    lengths, counts = rows_by_length.lengths, rows_by_length.counts
+    low, high = int(lengths[0]), int(lengths[-1])
+    median = lengths[np.searchsorted(np.cumsum(counts), -(-counts.sum() // 2))]
+    middle = max(int(median), 1)
     if high <= LINEAR_SPREAD * middle and high <= LINEAR_SPREAD * max(low, high // LINEAR_SPREAD):
         edges = np.linspace(low, high, NUM_BINS + 1)
     else:

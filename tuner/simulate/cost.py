@@ -6,7 +6,7 @@ On a 2-core CPU with MindSpore 2.10 a decoder of 2 layers fits within 8 % (stati
 (dynamic) over shapes from 32 x 64 to 8 x 1024.
 
 Compiling a shape, its first memory included, takes compile_s = d + e * step_s: a fixed part and
-one that grows with the shape. On the same machine and shapes static graphs fit within 10 %.
+one that grows with the shape. On the same machine and shapes static graphs fit within 15 %.
 """
 
 from __future__ import annotations

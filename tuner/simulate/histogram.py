@@ -47,6 +47,23 @@ class LengthHistogram:
         lengths, counts = count_lengths(tokens)
         return cls(lengths=lengths, counts=counts)
 
+    def scaled_to(self, num_rows: int, longest: int) -> LengthHistogram:
+        """What a sample says of the set that it was drawn from.
+
+        Args:
+            num_rows: Rows of the set, at least those of the sample.
+            longest: Tokens of its longest row; if the sample missed it, it stands for one row.
+
+        Returns:
+            Counts in proportion, rounded, at least 1 each; they may miss num_rows by U / 2.
+        """
+        counts = np.maximum(1, np.round(self.counts * (num_rows / self.num_rows)))
+        if longest <= self.longest:
+            return LengthHistogram(lengths=self.lengths, counts=counts)
+        return LengthHistogram(
+            lengths=np.append(self.lengths, longest), counts=np.append(counts, 1)
+        )
+
     @property
     def num_rows(self) -> int:
         """Rows, N."""

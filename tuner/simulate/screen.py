@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from tuner.batching.align import align_length, align_lengths
 from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
 from tuner.batching.boundary_rules import BOUNDARY_RULES
-from tuner.batching.grouping import Shape, spread_rows
+from tuner.batching.grouping import Shape, bucket_batch_size, spread_rows
 from tuner.batching.packed import count_packed_rows, packed_length
-from tuner.batching.plan import WITH_BOUNDARIES
+from tuner.batching.plan import length_limit
 from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.simulate.histogram import IntArray, LengthHistogram
 from tuner.simulate.waste import chance_at_most
@@ -205,7 +205,7 @@ class Screen:
             BadInputError: as `plan_batches`.
         """
         batching = config.batching
-        admission = (config.data.overflow, _length_limit(config))
+        admission = (config.data.overflow, length_limit(config))
         if admission not in self._admitted:
             self._admitted[admission] = self._histogram.admit(config.data, admission[1])
         rows = self._admitted[admission]
@@ -231,14 +231,6 @@ class Screen:
         return curve.best(num_buckets)
 
 
-def _length_limit(config: TrainConfig) -> int | None:
-    """The longest admitted row in tokens, as `plan_batches` has it."""
-    limits = [config.data.max_length]
-    if config.batching.strategy in WITH_BOUNDARIES and config.batching.boundaries:
-        limits.append(config.batching.boundaries[-1])
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def _fill(
     boundaries: tuple[int, ...], rows: LengthHistogram, batching: BatchingConfig, world_size: int
 ) -> StepsByShape:
@@ -248,9 +240,7 @@ def _fill(
     used = np.flatnonzero(num_rows)
     sizes = np.array(
         [
-            batching.batch_sizes[index]
-            if batching.batch_sizes
-            else spread_rows(int(num_rows[index]), boundaries[index], batching, world_size)
+            bucket_batch_size(index, int(num_rows[index]), boundaries[index], batching, world_size)
             for index in used.tolist()
         ]
     )

@@ -105,8 +105,7 @@ def suggest_buckets(histogram: LengthHistogram, setting: RunSetting) -> Suggesti
         BadInputError: the longest padded row is over the token budget.
     """
     screens = _Screens(histogram, setting)
-    longest = histogram.longest
-    aligns = [align for align in ALIGNMENTS if align <= longest] or [ALIGNMENTS[0]]
+    aligns = _fitting_alignments(histogram.longest, setting.tokens_per_batch)
     curves = {align: screens.curve(align) for align in aligns}
     fastest = {align: min(curve, key=_seconds) for align, curve in curves.items()}
     least_s = min(map(_seconds, fastest.values()))
@@ -166,6 +165,16 @@ class _Screens:
             ),
             model=ModelConfig(vocab_size=1),
         )
+
+
+def _fitting_alignments(longest: int, tokens_per_batch: int) -> list[int]:
+    """Those that are not coarser than the longest row, nor take it over the budget."""
+    fitting = [
+        align
+        for align in ALIGNMENTS
+        if align <= longest and align_length(longest, align) <= tokens_per_batch
+    ]
+    return fitting or [ALIGNMENTS[0]]
 
 
 def _seconds(choice: PlanChoice) -> float:

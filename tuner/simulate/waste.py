@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.simulate.histogram import LengthHistogram
 
-Lengths = npt.NDArray[np.integer[Any]]
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
 
@@ -36,14 +34,13 @@ class LengthProfile:
     """The same for random batches of batch_size rows, each padded to its own longest row."""
 
 
-def profile_lengths(tokens: Lengths, batch_size: int) -> LengthProfile:
+def profile_lengths(histogram: LengthHistogram, batch_size: int) -> LengthProfile:
     """Describe lengths.
 
     Args:
-        tokens: int [N], N at least 1, with at least one token in all.
+        histogram: Rows by length, with at least one token in all.
         batch_size: Rows of a random batch, at least 1.
     """
-    histogram = LengthHistogram.from_tokens(tokens)
     total, num_samples = histogram.total_tokens, histogram.num_rows
     rows_up_to = np.cumsum(histogram.counts)
     ranks = {p: max(-(-p * num_samples // 100), 1) for p in PERCENTILES}

@@ -149,7 +149,7 @@ def _open(config: TrainConfig) -> _Opened:
         config.model.vocab_size,
         limit_rows=CHECKED_ROWS,
     )
-    lengths = scan_lengths(dataset, config.data.input_column)
+    lengths = scan_lengths(dataset, config.data.input_column, cache=run_folder(config))
     resolved = resolve_boundaries(lengths, config)
     return _Opened(
         config=resolved,

@@ -15,7 +15,7 @@ Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "refused"]
 Record = TypeVar("Record")
 
 
-class UnreadableRecordError(Exception):
+class UnreadableRecordError(ValueError):
     """A trial's file does not hold what it should."""
 
 
