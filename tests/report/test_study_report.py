@@ -47,6 +47,7 @@ def measured(number: int, tokens_per_s: float, changes: dict[str, Any]) -> Numbe
             shapes=((8, 512), (32, 128)),
             effective_token_fraction=0.75,
             num_steps=321,
+            length_autocorrelation=-0.015625,
             estimate=Estimate(
                 estimated_run_s=120_000 / tokens_per_s,
                 estimated_compile_s=12.5,
@@ -108,6 +109,7 @@ class TestCsv:
         assert (row["status"], row["strategy"], row["num_buckets"]) == ("ok", "bucketed", "2")
         assert (row["boundaries"], row["align"]) == ("128 512", "8<=128 64")
         assert (row["num_shapes"], row["num_steps_per_epoch"]) == ("2", "321")
+        assert row["length_autocorrelation"] == "-0.015625"
 
     def test_a_failure_has_its_reason_and_empty_figures(self):
         row = self.rows(ALL)[4]

@@ -129,6 +129,21 @@ def test_a_run_learns_and_says_what_it_did(folder, whole):
     assert "Traceback" not in whole.stderr
 
 
+def test_a_packed_run_learns_with_one_shape_and_hardly_any_padding(folder):
+    done = run(folder, "packed", "--set", "batching.strategy=packed")
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = records(folder, "packed")
+    assert steps[-1]["loss"] < 0.6 * steps[0]["loss"]
+    assert {(record["batch_size"], record["padded_length"]) for record in steps} == {(8, 16)}
+    assert {record["recompiles"] for record in steps} == {0}
+    first_epoch = [record for record in steps if record["epoch"] == 0]
+    real, padded = (
+        sum(record[name] for record in first_epoch) for name in ("real_tokens", "padded_tokens")
+    )
+    # Most rows of 16 tokens are full, less the fillers of the last batch.
+    assert real > 0.9 * padded
+
+
 def test_updates_come_nearest_to_the_asked_tokens_and_at_the_end_of_an_epoch(folder, whole):
     """Of the running total of the first epoch, at 150 real tokens an update."""
     steps = [record for record in records(folder, "whole") if record["epoch"] == 0]

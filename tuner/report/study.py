@@ -20,7 +20,8 @@ from tuner.study.outcome import NumberedOutcome, Outcome
 CSV_COLUMNS = (
     "trial", "status", "reason", "strategy", "num_buckets", "boundaries", "align",
     "tokens_per_batch", "graph_mode", "jit_level", "num_shapes", "num_measured_shapes",
-    "num_steps_per_epoch", "effective_token_fraction", "estimated_real_tokens_per_s",
+    "num_steps_per_epoch", "effective_token_fraction", "length_autocorrelation",
+    "estimated_real_tokens_per_s",
     "estimated_steady_real_tokens_per_s", "estimated_run_s", "estimated_compile_s",
     "measured_time_fraction", "max_fit_error", "peak_bytes", "memory_kind", "trial_wall_s",
 )  # fmt: skip
@@ -54,7 +55,7 @@ class StudyContext:
 def describe_config(config: TrainConfig) -> str:
     """The tuned part of a config in a few words."""
     batching, graph = config.batching, config.graph
-    buckets = f" {len(batching.boundaries)}" if batching.boundaries else ""
+    buckets = f" {len(batching.boundaries)}" if batching.strategy == "bucketed" else ""
     return (
         f"{batching.strategy}{buckets}, align {describe_align(batching)}, "
         f"{batching.tokens_per_batch} tokens a batch, {graph.mode} graph, {graph.jit_level}"
@@ -205,6 +206,7 @@ def _best_section(outcome: Outcome) -> str:
         ("shapes (B x L)", shapes),
         ("effective token fraction, exact", f"{outcome.effective_token_fraction:.4f}"),
         ("steps an epoch", str(outcome.num_steps)),
+        ("length autocorrelation of neighbouring steps", f"{outcome.length_autocorrelation:.3f}"),
         ("estimated compile seconds", f"{estimate.estimated_compile_s:.1f}"),
         ("estimated run seconds", f"{estimate.estimated_run_s:,.1f}"),
         ("share of step time from measured shapes", f"{estimate.measured_time_fraction:.2f}"),
@@ -252,6 +254,7 @@ def _csv_row(item: NumberedOutcome) -> dict[str, object]:
         "num_measured_shapes": outcome.num_measured_shapes,
         "num_steps_per_epoch": outcome.num_steps,
         "effective_token_fraction": round(outcome.effective_token_fraction, 6),
+        "length_autocorrelation": round(outcome.length_autocorrelation, 6),
         "peak_bytes": outcome.peak_bytes,
         "memory_kind": outcome.memory_kind,
         "trial_wall_s": round(outcome.wall_s, 2),

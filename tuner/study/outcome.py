@@ -24,6 +24,7 @@ class Outcome:
         shapes: Planned (B, L), in the order of warm-up.
         effective_token_fraction: Of the plan, exact.
         num_steps: Steps of an epoch.
+        length_autocorrelation: Of padded lengths of neighbouring steps of the first epoch.
         estimate: None unless status is ok.
         peak_bytes: Largest memory of the trial.
         memory_kind: What peak_bytes is.
@@ -37,6 +38,7 @@ class Outcome:
     shapes: tuple[tuple[int, int], ...]
     effective_token_fraction: float
     num_steps: int
+    length_autocorrelation: float
     estimate: Estimate | None
     peak_bytes: int
     memory_kind: str

@@ -218,6 +218,7 @@ def _outcome(
         shapes=planned[0].shapes if planned else (),
         effective_token_fraction=planned[1].effective_token_fraction if planned else 0.0,
         num_steps=planned[1].num_steps if planned else 0,
+        length_autocorrelation=planned[1].length_autocorrelation if planned else 0.0,
         estimate=estimate,
         peak_bytes=result.peak_bytes,
         memory_kind=result.memory_kind,
