@@ -65,6 +65,20 @@ def test_the_tables_hold_the_whole_curve_and_mark_the_suggestion(suggestion):
     assert max(map(len, text.removeprefix(verdict.reason).splitlines())) < 160
 
 
+def test_every_suggested_bucket_has_its_padding(suggestion):
+    text = format_advice(judge_lengths(profile_lengths(HISTOGRAM, 16)), suggestion)
+    table = text.split("Its batches:\n")[1].split("\n\n")[0].splitlines()[2:]
+    plan = suggestion.best.plan
+    assert [line.split()[0] for line in table] == [str(end) for end in suggestion.best.boundaries]
+    for line, length in zip(table, suggestion.best.boundaries, strict=True):
+        ((size, steps),) = [(b, n) for (b, end), n in plan.shape_counts.items() if end == length]
+        padding = 1 - plan.real_tokens_of_shape[size, length] / (size * length * steps)
+        assert line.split()[1:3] == [str(size), f"{steps:,}"]
+        assert line.split()[-1] == f"{padding:.1%}"
+    shown = suggestion_values(suggestion)["suggested"]["buckets"]
+    assert sum(bucket["real_tokens"] for bucket in shown) == plan.real_tokens
+
+
 def test_values_for_machines_are_those_of_the_suggestion(suggestion):
     values = suggestion_values(suggestion)
     assert values["suggested"]["boundaries"] == list(suggestion.best.boundaries)

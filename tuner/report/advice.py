@@ -20,6 +20,7 @@ def format_advice(verdict: Verdict, suggestion: Suggestion) -> str:
         [
             f"{verdict.reason}\n{describe_gain(suggestion)}",
             _format_suggestion(suggestion),
+            "Its batches:\n" + _format_buckets(suggestion.best),
             "Padding against the number of shapes, boundaries of least padding, "
             f"aligned to {suggestion.best.align}:\n" + _format_curve(suggestion),
             "Alignments, each with its fastest number of buckets:\n" + _format_aligns(suggestion),
@@ -107,6 +108,22 @@ def _format_suggestion(suggestion: Suggestion) -> str:
     return "\n".join(lines)
 
 
+def _format_buckets(choice: PlanChoice) -> str:
+    plan = choice.plan
+    rows = [
+        (
+            f"{length}",
+            f"{size}",
+            f"{steps:,}",
+            f"{plan.real_tokens_of_shape[size, length] / plan.real_tokens:.1%}",
+            f"{1 - plan.real_tokens_of_shape[size, length] / (size * length * steps):.1%}",
+        )
+        for (size, length), steps in sorted(plan.shape_counts.items(), key=lambda item: item[0][1])
+    ]
+    headers = ["padded length", "rows", "steps an epoch", "share of tokens", "padding"]
+    return tabulate(rows, headers, disable_numparse=True, colalign=["right"] * 5)
+
+
 def _list_ends(choice: PlanChoice) -> Sequence[str]:
     ends = [str(end) for end in choice.boundaries]
     starts = range(0, len(ends), BOUNDARIES_A_LINE)
@@ -186,6 +203,15 @@ def _values(choice: PlanChoice) -> dict[str, Any]:
         "padding_fraction": choice.plan.padding_fraction,
         "num_shapes": choice.num_shapes,
         "steps_per_epoch": choice.plan.num_steps,
+        "buckets": [
+            {
+                "rows": size,
+                "padded_length": length,
+                "steps_per_epoch": steps,
+                "real_tokens": choice.plan.real_tokens_of_shape[size, length],
+            }
+            for (size, length), steps in choice.plan.shape_counts.items()
+        ],
         "estimated_run_s": _run_s(choice),
         "estimated_compile_s": choice.estimate.estimated_compile_s,
         "break_even_steps": None if ahead is None else ahead.steps,
