@@ -130,3 +130,11 @@ def test_rows_read_through_are_kept_too(write_plainly, tmp_path):
         assert found.source == "rows"
         assert found.tokens.tolist() == [row[0].size for row in read_rows(dataset, ["input_ids"])]
     assert len(said) == 1
+
+
+def test_lengths_of_the_index_need_no_copy(write_rows, tmp_path):
+    dataset = open_mindrecord(write_rows([3, 4, 5]))
+    for _ in range(2):
+        found = scan_lengths(dataset, cache=tmp_path / "cache")
+        assert (found.source, found.is_from_cache) == ("index", False)
+    assert not (tmp_path / "cache").exists()
