@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
 from tuner.simulate.cost import CostModel, fit_step_cost
-from tuner.simulate.screen import ScreenedPlan
-from tuner.simulate.stats import PlanStats
+from tuner.simulate.stats import EpochFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ class Estimate:
 
 
 def estimate_run(
-    stats: PlanStats | ScreenedPlan,
+    stats: EpochFigures,
     config: TrainConfig,
     shapes: Sequence[ShapeMeasurement],
     update: UpdateMeasurement,
@@ -142,7 +141,7 @@ def estimate_run(
     )
 
 
-def estimate_from_model(stats: PlanStats | ScreenedPlan, cost: CostModel, epochs: int) -> Estimate:
+def estimate_from_model(stats: EpochFigures, cost: CostModel, epochs: int) -> Estimate:
     """Estimate a run of static graphs of which nothing was measured; updates are left out.
 
     Args:

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from tuner.batching.align import align_length, align_lengths
 from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
 from tuner.batching.boundary_rules import BOUNDARY_RULES
-from tuner.batching.grouping import Shape, bucket_batch_size, spread_rows
+from tuner.batching.grouping import bucket_batch_size, spread_rows
 from tuner.batching.packed import count_packed_rows, packed_length
 from tuner.batching.plan import length_limit
 from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.simulate.histogram import IntArray, LengthHistogram
+from tuner.simulate.stats import EpochFigures
 from tuner.simulate.waste import chance_at_most
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
@@ -36,40 +37,18 @@ BUCKETS_SOLVED_AHEAD = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScreenedPlan:
-    """Figures of one epoch over all ranks.
+class ScreenedPlan(EpochFigures):
+    """Figures of an epoch without its plan; shapes that no epoch meets are left out.
+
+    num_updates is an upper bound: exact where no step has more real tokens than an update, else
+    those steps may end fewer.
 
     Attributes:
-        num_steps: Steps of every rank.
-        num_updates: Optimizer updates at most; exactly so many where no step has more real tokens
-            than an update, else those steps may end fewer.
-        real_tokens: Tokens of rows, after truncation.
-        padded_tokens: Tokens computed, padding and filler rows included.
-        shape_counts: (B, L) -> steps.
-        real_tokens_of_shape: (B, L) -> tokens of rows in the steps of that shape.
-        num_filler_rows: Rows without a sample, in last batches.
         is_exact: All figures hold for every epoch. False: padded_tokens, shape_counts and
             real_tokens_of_shape are expectations over all shuffles; the others still hold.
     """
 
-    num_steps: int
-    num_updates: int
-    real_tokens: int
-    padded_tokens: float
-    shape_counts: Mapping[Shape, float]
-    real_tokens_of_shape: Mapping[Shape, float]
-    num_filler_rows: int
     is_exact: bool
-
-    @property
-    def effective_token_fraction(self) -> float:
-        """real_tokens / padded_tokens, 0..1; of the expected padded tokens."""
-        return self.real_tokens / self.padded_tokens
-
-    @property
-    def padding_fraction(self) -> float:
-        """1 - effective_token_fraction."""
-        return 1.0 - self.effective_token_fraction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,29 +14,26 @@ from tuner.batching.windows import update_after_step
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanStats:
-    """Figures of one epoch over all ranks.
+class EpochFigures:
+    """Figures of one epoch over all ranks; whole numbers where they are counted.
 
     Attributes:
         num_steps: Steps of every rank.
         num_updates: Optimizer updates.
         real_tokens: Tokens of rows, after truncation.
         padded_tokens: Tokens computed, padding and filler rows included.
-        shape_counts: (B, L) -> steps; shapes that this epoch does not meet count 0.
-        real_tokens_of_shape: (B, L) -> tokens of rows in these steps, for every planned shape.
+        shape_counts: (B, L) -> steps, for every planned shape.
+        real_tokens_of_shape: (B, L) -> tokens of rows in these steps.
         num_filler_rows: Rows without a sample, in last batches.
-        length_autocorrelation: Correlation of padded lengths of neighbouring steps, -1..1; 0 if
-            all are equal. Near 1, the loss waves with the length.
     """
 
     num_steps: int
     num_updates: int
     real_tokens: int
-    padded_tokens: int
-    shape_counts: Mapping[Shape, int]
-    real_tokens_of_shape: Mapping[Shape, int]
+    padded_tokens: float
+    shape_counts: Mapping[Shape, float]
+    real_tokens_of_shape: Mapping[Shape, float]
     num_filler_rows: int
-    length_autocorrelation: float
 
     @property
     def effective_token_fraction(self) -> float:
@@ -47,6 +44,18 @@ class PlanStats:
     def padding_fraction(self) -> float:
         """1 - effective_token_fraction."""
         return 1.0 - self.effective_token_fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStats(EpochFigures):
+    """Figures of a plan, counted; shapes that this epoch does not meet count 0.
+
+    Attributes:
+        length_autocorrelation: Correlation of padded lengths of neighbouring steps, -1..1; 0 if
+            all are equal. Near 1, the loss waves with the length.
+    """
+
+    length_autocorrelation: float
 
     @property
     def num_shapes(self) -> int:
