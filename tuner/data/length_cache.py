@@ -64,6 +64,8 @@ class LengthCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             number, name = tempfile.mkstemp(prefix=".lengths-", dir=self.folder)
             unfinished = Path(name)
+            # mkstemp keeps it to this user; results folders are shared.
+            os.fchmod(number, 0o644)
             with os.fdopen(number, "wb") as stream:
                 stream.write(content)
             if self._read_file(unfinished, len(found.tokens)) is None:
