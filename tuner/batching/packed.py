@@ -8,7 +8,7 @@ sample rule, ties aside, with one O(log L) search for each run of rows that is f
 thousand for a million samples of 8192 lengths, never more than the samples.
 
 Johnson (1973) bounds best-fit decreasing by 11/9 of the optimum plus a constant; on real lengths
-it fills over 99.9 % (results/benchmarks/plans.md).
+it fills 99.1 to 99.97 % (results/benchmarks/plans.md).
 """
 
 from __future__ import annotations
