@@ -109,6 +109,37 @@ def test_inspect_does_not_import_mindspore_for_our_own_files(tmp_path):
     assert out.stdout.endswith(b"False\n")
 
 
+INTERRUPTED_SCAN = """
+import os, signal, sys, time
+import tuner.data.lengths
+from tuner.cli.data import main
+
+def scan(*arguments, **options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except BaseException as error:
+        raise ImportError("what MindSpore makes of an exception in its import") from error
+
+tuner.data.lengths.scan_lengths = scan
+sys.exit(main(["inspect", "data.mindrecord"]))
+"""
+
+
+def test_ctrl_c_while_mindspore_is_at_work_ends_in_one_line(tmp_path):
+    write_lengths(tmp_path / "data.mindrecord", [3, 4])
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_SCAN],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "varseq-data: interrupted\n"
+
+
 @pytest.mark.parametrize("lengths", [[5], [7] * 20, [1, 1000], [0, 3]])
 def test_inspect_takes_odd_lengths(tmp_path, capsys, monkeypatch, lengths):
     monkeypatch.chdir(tmp_path)

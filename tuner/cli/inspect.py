@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.cli.entry import end_at_once
 from tuner.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     _check_numbers(arguments)
     cost = _cost_model(arguments.study)
-    dataset = open_mindrecord(arguments.files)
-    found = _find_lengths(dataset, arguments)
+    with end_at_once("varseq-data"):
+        dataset = open_mindrecord(arguments.files)
+        found = _find_lengths(dataset, arguments)
     if found.rows_by_length.total_tokens == 0:
         raise BadInputError(
             f"every row of {dataset.path} has no tokens in {arguments.column}",

@@ -79,8 +79,9 @@ def _save(figure: object, path: Path) -> None:
         figure.savefig(unfinished, dpi=120, format="png")  # type: ignore[attr-defined]
         unfinished.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
         raise BadInputError(
             f"cannot write {path}: {error.strerror or error}", fix="name another folder"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
