@@ -19,6 +19,7 @@ from strategies import (
     skewed_tokens,
 )
 
+from tuner.batching import boundaries
 from tuner.batching.boundaries import (
     RunCost,
     count_aligned,
@@ -28,6 +29,14 @@ from tuner.batching.boundaries import (
 )
 from tuner.batching.plan import plan_batches
 from tuner.errors import BadInputError
+
+
+@pytest.fixture(autouse=True, scope="module", params=[0, 10**6], ids=["bisected", "tried"])
+def search(request):
+    """Every test with both ways of search, whatever the number of candidates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boundaries, "TRY_EVERY_UP_TO", request.param)
+        yield
 
 
 def sets_of(candidates, size):

@@ -87,7 +87,7 @@ def test_what_a_failed_trial_measured_before_counts_and_broken_files_do_not(stud
     write_trial(study, 0, map(measured, SHAPES), status="oom")
     write_trial(study, 1, []).result.write_text("{")
     write_trial(study, 2, map(measured, SHAPES)).spec.unlink()
-    assert measured_cost_model(study).source.startswith("measured by 1 trials")
+    assert measured_cost_model(study).source.startswith("measured by 1 trial in")
 
 
 @pytest.mark.parametrize("kind", ["nothing", "dynamic only", "no folder"])

@@ -13,9 +13,9 @@ for i < i' < j < j', w(i, j') + w(i', j) - w(i, j) - w(i', j') = (N_i' - N_i) * 
 (quadrangle inequality; s_j and best_{k-1}[i] cancel), so what i' gains over i only grows with j.
 So the middle column bounds the candidates of both halves. All columns of one depth of this
 bisection are done at once: at most 2 U sums a depth, O(K U log U) time, O(U) memory besides the
-O(K U) of traces. Where r falls somewhere, all i are tried in blocks of columns: O(K U^2) time, the
-same memory. Among equal sums the smallest i is taken, that is, the longest last bucket. Rounding
-can only exchange sums that differ by no more than it; whole numbers below 2^53 are exact.
+O(K U) of traces. Where r falls somewhere, or U is small, all i are tried in blocks of columns:
+O(K U^2) time, 8 MB. Among equal sums the smallest i is taken, that is, the longest last bucket.
+Rounding can only exchange sums that differ by no more than it; whole numbers below 2^53 are exact.
 
 Measured in results/benchmarks/boundaries.md.
 """
@@ -40,6 +40,12 @@ Origins = tuple[IntArray, FloatArray]
 
 SUMS_PER_BLOCK = 1 << 20
 """Sums that are held at once where all i are tried: 8 MB."""
+
+COLUMNS_PER_BLOCK = 128
+"""Columns whose sums are held at once at most: a block has no i beyond its last column."""
+
+TRY_EVERY_UP_TO = 640
+"""Candidates up to which trying all i is faster than bisecting (results/benchmarks/boundaries.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +100,14 @@ def solve_boundaries(
         max_buckets: Largest K, >= 1.
     """
     rows_up_to = np.concatenate(([0], np.cumsum(counts))).astype(np.float64)
-    find_origins = _origins_of_rising if (np.diff(row_cost) >= 0).all() else _origins_of_any
+    may_bisect = len(candidates) > TRY_EVERY_UP_TO and (np.diff(row_cost) >= 0).all()
+    origins = (_Bisection if may_bisect else _EveryOrigin)(rows_up_to, row_cost)
     best = np.full(len(candidates) + 1, np.inf)
     best[0] = 0.0
     came_from = []
     cost = []
     for _ in range(min(max_buckets, len(candidates))):
-        origin, least = find_origins(best, rows_up_to, row_cost)
+        origin, least = origins.find(best)
         best = np.concatenate(([np.inf], least + shape_cost))
         came_from.append(origin)
         cost.append(best[-1])
@@ -210,47 +217,67 @@ def count_lengths(
     return lengths.astype(np.int64), rows.astype(np.int64)
 
 
-def _origins_of_rising(best: FloatArray, rows_up_to: FloatArray, row_cost: FloatArray) -> Origins:
+class _Bisection:
     """Bisection over the columns, one depth at a time; row_cost does not fall."""
-    last = len(row_cost)
-    least = np.empty(last + 1)
-    # Column 0 bounds from below, the columns past the last do not bound from above.
-    origin = np.zeros(2 * last + 1, dtype=np.int64)
-    origin[last + 1 :] = last
-    stride = 1 << (last.bit_length() - 1)
-    while stride:
-        # Columns stride, 3 * stride, ...; their neighbours at one stride are known by now.
-        columns = np.arange(stride, last + 1, 2 * stride)
-        first = origin[columns - stride]
-        num_origins = np.minimum(origin[columns + stride], columns - 1) - first + 1
-        starts = np.cumsum(num_origins) - num_origins
-        tried = np.arange(num_origins.sum()) + np.repeat(first - starts, num_origins)
-        column = np.repeat(columns, num_origins)
-        rows = rows_up_to[column] - rows_up_to[tried]
-        sums = best[tried] + rows * row_cost[column - 1]
-        least[columns] = np.minimum.reduceat(sums, starts)
-        hits = np.flatnonzero(sums == least[column])
-        origin[columns] = tried[hits[np.searchsorted(hits, starts)]]
-        stride //= 2
-    return origin[1 : last + 1], least[1:]
+
+    def __init__(self, rows_up_to: FloatArray, row_cost: FloatArray) -> None:
+        self._rows_up_to = rows_up_to
+        self._row_cost = row_cost
+
+    def find(self, best: FloatArray) -> Origins:
+        last = len(self._row_cost)
+        least = np.empty(last + 1)
+        # Column 0 bounds from below, the columns past the last do not bound from above.
+        origin = np.zeros(2 * last + 1, dtype=np.int64)
+        origin[last + 1 :] = last
+        stride = 1 << (last.bit_length() - 1)
+        while stride:
+            # Columns stride, 3 * stride, ...; their neighbours at one stride are known by now.
+            columns = np.arange(stride, last + 1, 2 * stride)
+            first = origin[columns - stride]
+            num_origins = np.minimum(origin[columns + stride], columns - 1) - first + 1
+            starts = np.cumsum(num_origins) - num_origins
+            tried = np.arange(num_origins.sum()) + np.repeat(first - starts, num_origins)
+            column = np.repeat(columns, num_origins)
+            rows = self._rows_up_to[column] - self._rows_up_to[tried]
+            sums = best[tried] + rows * self._row_cost[column - 1]
+            least[columns] = np.minimum.reduceat(sums, starts)
+            hits = np.flatnonzero(sums == least[column])
+            origin[columns] = tried[hits[np.searchsorted(hits, starts)]]
+            stride //= 2
+        return origin[1 : last + 1], least[1:]
 
 
-def _origins_of_any(best: FloatArray, rows_up_to: FloatArray, row_cost: FloatArray) -> Origins:
-    """Every i for every column, in blocks of columns."""
-    last = len(row_cost)
-    origin = np.empty(last, dtype=np.int64)
-    least = np.empty(last)
-    columns_per_block = max(1, SUMS_PER_BLOCK // last)
-    for start in range(0, last, columns_per_block):
-        block = slice(start, min(start + columns_per_block, last))
+class _EveryOrigin:
+    """Every i for every column, in blocks of columns; w(i, j) is kept where there is room."""
+
+    def __init__(self, rows_up_to: FloatArray, row_cost: FloatArray) -> None:
+        self._rows_up_to = rows_up_to
+        self._row_cost = row_cost
+        last = len(row_cost)
+        step = min(COLUMNS_PER_BLOCK, max(1, SUMS_PER_BLOCK // last))
+        self._blocks = [slice(j, min(j + step, last)) for j in range(0, last, step)]
+        keeps = last * last <= SUMS_PER_BLOCK
+        self._kept = [self._costs(block) for block in self._blocks] if keeps else None
+
+    def find(self, best: FloatArray) -> Origins:
+        origin = np.empty(len(self._row_cost), dtype=np.int64)
+        least = np.empty(len(self._row_cost))
+        for number, block in enumerate(self._blocks):
+            costs = self._kept[number] if self._kept else self._costs(block)
+            sums = costs + best[: block.stop]
+            origin[block] = np.argmin(sums, axis=1)
+            least[block] = sums[np.arange(len(sums)), origin[block]]
+        return origin, least
+
+    def _costs(self, block: slice) -> FloatArray:
+        """w(i, j) of the block's columns, float64 [columns, stop]; infinite where i >= j."""
         tried = np.arange(block.stop)
         columns = np.arange(block.start, block.stop)[:, None]
-        rows = rows_up_to[columns + 1] - rows_up_to[tried]
-        sums = best[tried] + rows * row_cost[columns]
-        sums[tried > columns] = np.inf
-        origin[block] = np.argmin(sums, axis=1)
-        least[block] = sums.min(axis=1)
-    return origin, least
+        rows = self._rows_up_to[columns + 1] - self._rows_up_to[tried]
+        costs: FloatArray = rows * self._row_cost[columns]
+        costs[tried > columns] = np.inf
+        return costs
 
 
 def _trace(candidates: IntArray, came_from: list[IntArray]) -> tuple[int, ...]:

@@ -46,8 +46,12 @@ def measured_cost_model(study: StudyFolder) -> CostModel:
     return fit_cost_model(
         {shape: statistics.median(seconds) for shape, seconds in steps.items()},
         {shape: statistics.median(seconds) for shape, seconds in compiles.items()},
-        f"measured by {num_trials[level]} trials in {study.path}",
+        f"measured by {_trials(num_trials[level])} in {study.path}",
     )
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
 
 
 def _read(trial: TrialFolder) -> tuple[str | None, tuple[ShapeMeasurement, ...]]:
