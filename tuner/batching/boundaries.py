@@ -45,7 +45,7 @@ COLUMNS_PER_BLOCK = 128
 """Columns whose sums are held at once at most: a block has no i beyond its last column."""
 
 TRY_EVERY_UP_TO = 640
-"""Candidates up to which trying all i is faster than bisecting (results/benchmarks/boundaries.md)."""
+"""Candidates up to which trying all i is the faster way (results/benchmarks/boundaries.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
