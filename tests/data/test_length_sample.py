@@ -50,14 +50,14 @@ def test_a_sample_holds_distinct_rows_with_their_lengths_and_the_true_maximum(da
     assert sample.tokens.dtype == np.int32
     assert sample.longest == 2000
     assert sample.num_rows_in_set == len(LENGTHS)
-    assert not sample.is_whole_set
+    assert sample.num_rows < sample.num_rows_in_set
     assert sample.fingerprint == dataset.fingerprint
 
 
 @pytest.mark.parametrize("num_rows", [500, 10**9])
 def test_more_rows_than_there_are_means_all_of_them(dataset, num_rows):
     sample = sample_lengths(dataset, "input_ids", num_rows, notice=silent)
-    assert sample.is_whole_set
+    assert sample.num_rows == sample.num_rows_in_set
     assert sample.tokens.tolist() == scan_lengths(dataset, notice=silent).tokens.tolist()
 
 

@@ -109,16 +109,20 @@ def test_measured_shape_is_taken_as_it_is_even_where_the_fit_differs():
     assert estimate.max_fit_error > 0.1
 
 
+def three_calls():
+    """Compiles of 30, 1 and 3 seconds."""
+    return [
+        measured(8, length, 2.0, compile_s)
+        for length, compile_s in ((256, 30.0), (128, 1.0), (64, 3.0))
+    ]
+
+
 def test_one_dynamic_graph_compiles_once():
     """First call 30, later shapes 1 and 3; three more of 2 (their median); the update 3: 43."""
     estimate = estimate_run(
         stats_of(SIX_SHAPES),
         DYNAMIC,
-        [
-            measured(8, 256, 2.0, 30.0),
-            measured(8, 128, 2.0, 1.0),
-            measured(8, 64, 2.0, 3.0),
-        ],
+        three_calls(),
         UPDATE,
     )
     assert estimate.estimated_compile_s == pytest.approx(30 + 1 + 3 + 3 * 2 + 3)
@@ -134,11 +138,7 @@ def test_static_graphs_count_the_first_compile_like_the_others():
     estimate = estimate_run(
         stats_of(SIX_SHAPES),
         STATIC,
-        [
-            measured(8, 256, 2.0, 30.0),
-            measured(8, 128, 2.0, 1.0),
-            measured(8, 64, 2.0, 3.0),
-        ],
+        three_calls(),
         UPDATE,
     )
     assert estimate.estimated_compile_s == pytest.approx(30 + 1 + 3 + 3 * 3 + 3)

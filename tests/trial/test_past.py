@@ -11,7 +11,7 @@ from tuner.errors import BadInputError
 from tuner.simulate.estimate import ShapeMeasurement
 from tuner.trial.folder import StudyFolder
 from tuner.trial.past import measured_cost_model
-from tuner.trial.record import TrialResult, TrialSpec, to_json
+from tuner.trial.record import TrialSpec, to_json
 
 SHAPES = [(8, 64), (8, 128), (2, 256), (3, 512)]
 
@@ -35,7 +35,7 @@ def measured(shape, factor=1.0):
     )
 
 
-def write_trial(study, number, shapes, *, status="ok", **graph):
+def write_trial(study, number, shapes, **graph):
     folder = study.trial(number)
     folder.path.mkdir(parents=True)
     config = make_config({f"graph.{name}": value for name, value in graph.items()})
@@ -48,7 +48,7 @@ def write_trial(study, number, shapes, *, status="ok", **graph):
         memory_limit_bytes=10**9,
     )
     folder.spec.write_text(to_json(spec))
-    folder.result.write_text(to_json(TrialResult(status=status, shapes=tuple(shapes))))
+    folder.measured.write_text("".join(to_json(item) + "\n" for item in shapes))
     return folder
 
 
@@ -83,10 +83,12 @@ def test_the_level_with_most_measurements_is_taken(study):
     assert model.step.step_s(SHAPES[0]) == pytest.approx(step_s_of(SHAPES[0]), rel=1e-6)
 
 
-def test_what_a_failed_trial_measured_before_counts_and_broken_files_do_not(study):
-    write_trial(study, 0, map(measured, SHAPES), status="oom")
-    write_trial(study, 1, []).result.write_text("{")
+def test_what_a_killed_trial_measured_before_counts_and_broken_files_do_not(study):
+    with write_trial(study, 0, map(measured, SHAPES)).measured.open("a") as file:
+        file.write('{"batch_size": 8, "padded')
+    write_trial(study, 1, []).measured.write_text("{")
     write_trial(study, 2, map(measured, SHAPES)).spec.unlink()
+    write_trial(study, 3, map(measured, SHAPES)).spec.write_bytes(b"\xff")
     assert measured_cost_model(study).source.startswith("measured by 1 trial in")
 
 

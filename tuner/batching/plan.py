@@ -6,7 +6,8 @@ again; and every rank computes the same global plan and takes its own rows.
 
 Invariants:
 - every row of the set stands exactly once, or is counted in `dropped` under its reason;
-- B * L is at most the token budget; L >= every row of the batch, and aligned;
+- B * L is at most the token budget; L >= every row of the batch (packed: all rows of a slot
+  together), and aligned, or one of the given boundaries;
 - `shapes` is the same in every epoch and holds the shape of every batch;
 - all ranks have the same number of steps and the same shape at every step;
 - the plan follows from (lengths, config, epoch, world size) alone.

@@ -57,11 +57,7 @@ def admit_rows(
     leave_out = empty | over if data.overflow == "drop" else empty
     kept = np.flatnonzero(~leave_out)
     if not len(kept):
-        raise BadInputError(
-            f"{data.path}: no row is left to batch ({len(tokens)} rows, {int(empty.sum())} empty, "
-            f"{int(over.sum())} longer than {limit})",
-            fix="raise data.max_length or set data.overflow to truncate",
-        )
+        raise no_row_left(data, len(tokens), int(empty.sum()), int(over.sum()), limit)
     lengths = tokens[kept].astype(np.int64)
     return AdmittedRows(
         row_indices=kept,
@@ -71,6 +67,17 @@ def admit_rows(
             EMPTY: int(empty.sum()),
             OVER_LONG: int(over.sum()) if data.overflow == "drop" else 0,
         },
+    )
+
+
+def no_row_left(
+    data: DataConfig, num_rows: int, num_empty: int, num_over: int, limit: int | None
+) -> BadInputError:
+    """The refusal of a set of which no row can be batched."""
+    return BadInputError(
+        f"{data.path}: no row is left to batch ({num_rows} rows, {num_empty} empty, "
+        f"{num_over} longer than {limit})",
+        fix="raise data.max_length or set data.overflow to truncate",
     )
 
 

@@ -58,7 +58,7 @@ def end_at_once(command_name: str) -> Iterator[None]:
 
     For the time in which MindSpore is imported and reads rows: an exception of a signal handler
     there comes out as an ImportError, or aborts the process (MindSpore 2.10). Only where there is
-    no child process, no half-written file and no progress bar to clear up.
+    no child process and no progress bar to clear up, and no file half written under its own name.
 
     Args:
         command_name: The name that starts the line after Ctrl-C.

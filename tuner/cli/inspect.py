@@ -163,7 +163,7 @@ def _budget(asked: int | None, longest: int) -> int:
 
 def _find_lengths(dataset: MindRecordSet, arguments: argparse.Namespace) -> _Found:
     from tuner.data.length_sample import sample_lengths
-    from tuner.data.lengths import SOURCE_TEXTS, scan_lengths
+    from tuner.data.lengths import scan_lengths
     from tuner.simulate.histogram import LengthHistogram
 
     if arguments.sample is not None and arguments.sample < dataset.num_samples:
@@ -172,7 +172,7 @@ def _find_lengths(dataset: MindRecordSet, arguments: argparse.Namespace) -> _Fou
         return _Found(
             rows_by_length=of_sample.scaled_to(sample.num_rows_in_set, sample.longest),
             sample=sample,
-            source=SOURCE_TEXTS[sample.source],
+            source=sample.source_text,
         )
     lengths = scan_lengths(dataset, arguments.column, cache=arguments.out)
     return _Found(

@@ -17,6 +17,9 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+StrategyName = Literal["fixed", "dynamic", "bucketed", "packed"]
+
+
 class Section(BaseModel):
     """A part of the config: immutable, and strict about names and types."""
 
@@ -108,7 +111,7 @@ class AlignRule(Section):
 class BatchingConfig(Section):
     """Who is batched with whom, and to which length they are padded."""
 
-    strategy: Literal["fixed", "dynamic", "bucketed", "packed"] = "bucketed"
+    strategy: StrategyName = "bucketed"
     """fixed: all to the longest; dynamic: random batches to their longest; bucketed: by length;
     packed: several samples in a row, none of which sees another."""
     num_buckets: PositiveInt = 8

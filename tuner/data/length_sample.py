@@ -74,11 +74,6 @@ class LengthSample:
         """Rows of the sample, n."""
         return len(self.tokens)
 
-    @property
-    def is_whole_set(self) -> bool:
-        """Whether the sample holds every row."""
-        return self.num_rows == self.num_rows_in_set
-
 
 def sample_lengths(
     dataset: MindRecordSet,

@@ -31,8 +31,8 @@ def format_advice(verdict: Verdict, suggestion: Suggestion) -> str:
 
 def describe_gain(suggestion: Suggestion) -> str:
     """The simulated gain over padding to the longest, in a sentence."""
-    best, epochs = suggestion.best, suggestion.setting.epochs
-    run = f"Simulated over {epochs} epoch{'s' if epochs > 1 else ''}, compile time included: "
+    best = suggestion.best
+    run = f"Simulated over {describe_epochs(suggestion)}, compile time included: "
     if len(best.boundaries) == 1:
         return (
             f"{run}no number of buckets trains faster than padding to the longest by "
@@ -45,6 +45,12 @@ def describe_gain(suggestion: Suggestion) -> str:
     if best.break_even is None:
         return f"{text}."
     return f"{text}, ahead from step {best.break_even.steps:,} on."
+
+
+def describe_epochs(suggestion: Suggestion) -> str:
+    """`1 epoch` or `3 epochs`."""
+    epochs = suggestion.setting.epochs
+    return f"{epochs} epoch{'s' if epochs > 1 else ''}"
 
 
 def describe_sampling(
@@ -84,7 +90,8 @@ def sampling_values(fixed: SampledPadding, best: SampledPadding) -> dict[str, An
 
 def _format_suggestion(suggestion: Suggestion) -> str:
     best, fastest = suggestion.best, min(suggestion.curve, key=_run_s)
-    finest = min(suggestion.best_of_align, key=_run_s)
+    quickest = min(suggestion.best_of_align, key=_run_s)
+    coarsest = suggestion.best_of_align[-1]
     lines = [f"Suggested: {_buckets(best)}, aligned to {best.align} tokens", *_list_ends(best)]
     if fastest is best:
         lines.append("  buckets    the fastest number: fewer pad more, more compile longer")
@@ -94,12 +101,13 @@ def _format_suggestion(suggestion: Suggestion) -> str:
             f"{_run_s(best) / _run_s(fastest) - 1:.1%} longer with "
             f"{fastest.num_shapes - best.num_shapes} compiles fewer"
         )
-    if finest.align == best.align:
-        lines.append("  alignment  none is faster; coarser ones take over 1 % longer")
+    if quickest.align == best.align:
+        coarser = f"; coarser ones take over {NOT_WORTH_MORE:.0%} longer"
+        lines.append(f"  alignment  none is faster{coarser if coarsest is not quickest else ''}")
     else:
         lines.append(
             f"  alignment  the coarsest that takes at most {NOT_WORTH_MORE:.0%} longer than the "
-            f"fastest ({finest.align})"
+            f"fastest ({quickest.align})"
         )
     lines.append(
         f"  to try     batching: {{strategy: bucketed, num_buckets: {len(best.boundaries)}, "

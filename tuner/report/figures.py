@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from tuner.errors import BadInputError
+from tuner.report.advice import describe_epochs
 from tuner.simulate.suggest import Suggestion
 
 PADDING_COLOUR, TIME_COLOUR, MARK_COLOUR = "#1f5fa8", "#b5541c", "#444444"
@@ -55,7 +56,7 @@ def draw_waste(suggestion: Suggestion, path: Path) -> None:
         ylim=(0, None),
     )
     time_axes.set_title(
-        f"{suggestion.setting.epochs} epochs, compile time included; costs: "
+        f"{describe_epochs(suggestion)}, compile time included; costs: "
         f"{suggestion.setting.cost.source}"
     )
     for axes in (padding_axes, time_axes):

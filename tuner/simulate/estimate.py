@@ -1,4 +1,4 @@
-"""Seconds of a whole run from the measurements of a trial.
+"""Seconds of a whole run, from the measurements of a trial or from a fitted cost model.
 
 estimated_run_s = compile seconds of every shape + epochs * (steady seconds of every step +
 update seconds of every update). Steps are counted exactly on epoch 0 of the plan, every epoch

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.boundaries import count_lengths
+from tuner.batching.rows import no_row_left
 from tuner.config.schema import DataConfig
 from tuner.errors import BadInputError
 
@@ -117,11 +118,7 @@ class LengthHistogram:
             kept &= self.lengths <= most
         if not kept.any():
             num_empty = int(self.counts[self.lengths == 0].sum())
-            raise BadInputError(
-                f"{data.path}: no row is left to batch ({self.num_rows} rows, {num_empty} empty, "
-                f"{num_over} longer than {limit})",
-                fix="raise data.max_length or set data.overflow to truncate",
-            )
+            raise no_row_left(data, self.num_rows, num_empty, num_over, limit)
         lengths, counts = count_lengths(np.minimum(self.lengths[kept], most), self.counts[kept])
         return LengthHistogram(lengths=lengths, counts=counts)
 

@@ -1,20 +1,24 @@
 """How many buckets, which alignment, and what that would gain: estimated from lengths and costs.
 
-For each alignment and each number of buckets K the boundaries of least padding are solved, the
-plan is screened and its run estimated, compile seconds of all shapes included. More buckets pad
-less and compile more, so the seconds have a minimum. A percent from it is not worth another shape
-or a finer alignment: the coarsest alignment whose best K is within that percent is suggested, and
-for it the smallest such K.
+For each alignment and each number of buckets K the plan with boundaries of least padding is
+screened and its run estimated, compile seconds of all shapes included. More buckets pad less and
+compile more, so the seconds have a minimum. A percent from it is not worth another shape or a
+finer alignment: the coarsest alignment whose best K is within that percent is suggested, and for
+it the smallest such K.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tuner.batching.align import align_length
-from tuner.batching.boundaries import solve_least_padding
-from tuner.config.schema import BatchingConfig, DataConfig, ModelConfig, TrainConfig
+from tuner.config.schema import (
+    BatchingConfig,
+    DataConfig,
+    ModelConfig,
+    StrategyName,
+    TrainConfig,
+)
 from tuner.simulate.break_even import BreakEven, find_break_even
 from tuner.simulate.cost import CostModel
 from tuner.simulate.estimate import Estimate, estimate_from_model
@@ -104,16 +108,17 @@ def suggest_buckets(histogram: LengthHistogram, setting: RunSetting) -> Suggesti
     Raises:
         BadInputError: the longest padded row is over the token budget.
     """
-    screens = _Screens(histogram, setting)
+    screen = Screen(histogram)
     aligns = _fitting_alignments(histogram.longest, setting.tokens_per_batch)
-    curves = {align: screens.curve(align) for align in aligns}
+    of_align = {align: _Alignment(screen, setting, align) for align in aligns}
+    curves = {align: of_align[align].curve() for align in aligns}
     fastest = {align: min(curve, key=_seconds) for align, curve in curves.items()}
     least_s = min(map(_seconds, fastest.values()))
     align = max(align for align in aligns if _is_close(fastest[align], least_s))
     least_s = _seconds(fastest[align])
     return Suggestion(
-        fixed=screens.choose("fixed", align),
-        packed=screens.choose("packed", align),
+        fixed=of_align[align].choose("fixed"),
+        packed=of_align[align].choose("packed"),
         best=next(choice for choice in curves[align] if _is_close(choice, least_s)),
         curve=curves[align],
         best_of_align=tuple(fastest.values()),
@@ -121,50 +126,53 @@ def suggest_buckets(histogram: LengthHistogram, setting: RunSetting) -> Suggesti
     )
 
 
-class _Screens:
-    """Plans of one histogram under one budget, estimated."""
+class _Alignment:
+    """Ways to batch under one alignment, screened and estimated."""
 
-    def __init__(self, histogram: LengthHistogram, setting: RunSetting) -> None:
-        self._rows = histogram.admit(DataConfig(path=""), limit=None)
-        self._screen = Screen(histogram)
+    def __init__(self, screen: Screen, setting: RunSetting, align: int) -> None:
+        self._screen = screen
         self._setting = setting
-        self._fixed: dict[int, Estimate] = {}
+        self._align = align
+        self._baseline = self._estimate(self._plan("fixed"))
 
-    def curve(self, align: int) -> tuple[PlanChoice, ...]:
+    def curve(self) -> tuple[PlanChoice, ...]:
         """One to MAX_BUCKETS buckets, as far as there are so many aligned lengths."""
-        solved = solve_least_padding(self._rows.lengths, align, MAX_BUCKETS, self._rows.counts)
-        return tuple(self.choose("bucketed", align, ends) for ends in solved.boundaries)
+        choices: list[PlanChoice] = []
+        for num_buckets in range(1, MAX_BUCKETS + 1):
+            choice = self.choose("bucketed", num_buckets)
+            if choice.num_shapes < num_buckets:
+                break
+            choices.append(choice)
+        return tuple(choices)
 
-    def choose(self, strategy: str, align: int, boundaries: tuple[int, ...] = ()) -> PlanChoice:
+    def choose(self, strategy: StrategyName, num_buckets: int = 1) -> PlanChoice:
         """Screen and estimate one way to batch."""
-        plan = self._screen.plan(self._config(strategy, align, boundaries))
+        plan = self._plan(strategy, num_buckets)
         estimate = self._estimate(plan)
-        if align not in self._fixed:
-            fixed = self._screen.plan(self._config("fixed", align, ()))
-            self._fixed[align] = self._estimate(fixed)
+        tokens_per_step = plan.real_tokens / plan.num_steps
         return PlanChoice(
             name=strategy,
-            boundaries=boundaries or (align_length(self._rows.longest, align),),
-            align=align,
+            boundaries=tuple(sorted(length for _, length in plan.shape_counts)),
+            align=self._align,
             plan=plan,
             estimate=estimate,
-            break_even=find_break_even(
-                estimate, self._fixed[align], plan.real_tokens / plan.num_steps
-            ),
+            break_even=find_break_even(estimate, self._baseline, tokens_per_step),
         )
+
+    def _plan(self, strategy: StrategyName, num_buckets: int = 1) -> ScreenedPlan:
+        batching = BatchingConfig(
+            strategy=strategy,
+            num_buckets=num_buckets,
+            align=self._align,
+            tokens_per_batch=self._setting.tokens_per_batch,
+        )
+        config = TrainConfig(
+            data=DataConfig(path=""), batching=batching, model=ModelConfig(vocab_size=1)
+        )
+        return self._screen.plan(config)
 
     def _estimate(self, plan: ScreenedPlan) -> Estimate:
         return estimate_from_model(plan, self._setting.cost, self._setting.epochs)
-
-    def _config(self, strategy: str, align: int, boundaries: tuple[int, ...]) -> TrainConfig:
-        batching: dict[str, Any] = {"strategy": strategy, "align": align}
-        return TrainConfig(
-            data=DataConfig(path=""),
-            batching=BatchingConfig(
-                tokens_per_batch=self._setting.tokens_per_batch, boundaries=boundaries, **batching
-            ),
-            model=ModelConfig(vocab_size=1),
-        )
 
 
 def _fitting_alignments(longest: int, tokens_per_batch: int) -> list[int]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from tuner.batching.align import align_length
 from tuner.config.codec import parse_model, read_yaml, to_plain
-from tuner.config.schema import AlignRule, PositiveInt, Section, TrainConfig
+from tuner.config.schema import AlignRule, PositiveInt, Section, StrategyName, TrainConfig
 from tuner.errors import BadInputError
 
 Align = PositiveInt | tuple[AlignRule, ...]
@@ -36,9 +36,7 @@ class IntRange(Section):
 class SearchSpace(Section):
     """A search space file."""
 
-    strategy: Annotated[
-        tuple[Literal["fixed", "dynamic", "bucketed", "packed"], ...], Field(min_length=1)
-    ]
+    strategy: Annotated[tuple[StrategyName, ...], Field(min_length=1)]
     """Batching strategies."""
     num_buckets: IntRange
     """Buckets at most, for bucketed."""

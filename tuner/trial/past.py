@@ -1,16 +1,30 @@
-"""What the trials of an earlier study measured, for estimates without a trial of their own."""
+"""What trials measured, read back: of one that failed, and of a whole earlier study."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import Counter, defaultdict
 
 from tuner.batching.grouping import Shape
+from tuner.config.schema import GraphConfig
 from tuner.errors import BadInputError
 from tuner.simulate.cost import CostModel, fit_cost_model
 from tuner.simulate.estimate import ShapeMeasurement
 from tuner.trial.folder import StudyFolder, TrialFolder
-from tuner.trial.record import TrialResult, TrialSpec, parse_json
+from tuner.trial.record import TrialSpec, UnreadableRecordError, parse_json
+
+
+def read_measured(folder: TrialFolder) -> tuple[ShapeMeasurement, ...]:
+    """All that a trial measured, whether it ended well or not."""
+    if not folder.measured.exists():
+        return ()
+    measured = []
+    for line in folder.measured.read_text(encoding="utf-8", errors="replace").splitlines():
+        # A last line cut off by a kill is no measurement.
+        with contextlib.suppress(UnreadableRecordError):
+            measured.append(parse_json(ShapeMeasurement, line))
+    return tuple(measured)
 
 
 def measured_cost_model(study: StudyFolder) -> CostModel:
@@ -28,10 +42,11 @@ def measured_cost_model(study: StudyFolder) -> CostModel:
     found: dict[str, list[ShapeMeasurement]] = defaultdict(list)
     num_trials: Counter[str] = Counter()
     for path in sorted(study.trials.glob("*")):
-        level, measurements = _read(TrialFolder(path))
-        if level is not None and measurements:
-            found[level].extend(measurements)
-            num_trials[level] += 1
+        folder = TrialFolder(path)
+        graph, measurements = _graph_of(folder), read_measured(folder)
+        if graph is not None and graph.mode == "static" and measurements:
+            found[graph.jit_level].extend(measurements)
+            num_trials[graph.jit_level] += 1
     if not found:
         raise BadInputError(
             f"{study.path} holds no trial that measured a static graph",
@@ -54,13 +69,9 @@ def _trials(count: int) -> str:
     return "1 trial" if count == 1 else f"{count} trials"
 
 
-def _read(trial: TrialFolder) -> tuple[str | None, tuple[ShapeMeasurement, ...]]:
-    """The jit level and what was measured, or None of a trial that is not static or not whole."""
+def _graph_of(folder: TrialFolder) -> GraphConfig | None:
+    """The graph that a trial was asked to measure; None if that cannot be read."""
     try:
-        spec = parse_json(TrialSpec, trial.spec.read_text(encoding="utf-8"))
-        result = parse_json(TrialResult, trial.result.read_text(encoding="utf-8"))
-    except (OSError, ValueError, BadInputError):
-        return None, ()
-    if spec.config.graph.mode != "static":
-        return None, ()
-    return spec.config.graph.jit_level, result.shapes
+        return parse_json(TrialSpec, folder.spec.read_text(encoding="utf-8")).config.graph
+    except (OSError, UnicodeDecodeError, UnreadableRecordError):
+        return None

@@ -15,7 +15,7 @@ Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "refused"]
 Record = TypeVar("Record")
 
 
-class UnreadableRecordError(ValueError):
+class UnreadableRecordError(Exception):
     """A trial's file does not hold what it should."""
 
 

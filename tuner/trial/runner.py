@@ -22,8 +22,8 @@ from typing import Protocol
 import psutil
 
 from tuner.errors import BadInputError
-from tuner.simulate.estimate import ShapeMeasurement
 from tuner.trial.folder import TrialFolder
+from tuner.trial.past import read_measured
 from tuner.trial.record import (
     Installation,
     Refusal,
@@ -197,7 +197,7 @@ def _read_result(folder: TrialFolder) -> TrialResult | None:
 
 def _with_measured(result: TrialResult, watched: _Watched, folder: TrialFolder) -> TrialResult:
     """A failure with what was measured before it."""
-    shapes = _read_measured(folder)
+    shapes = read_measured(folder)
     count = f"{len(shapes)} measured shape{'s' if len(shapes) > 1 else ''}"
     return dataclasses.replace(
         result,
@@ -206,17 +206,6 @@ def _with_measured(result: TrialResult, watched: _Watched, folder: TrialFolder) 
         peak_bytes=watched.peak_bytes,
         memory_kind="resident set of the process",
     )
-
-
-def _read_measured(folder: TrialFolder) -> tuple[ShapeMeasurement, ...]:
-    if not folder.measured.exists():
-        return ()
-    measured = []
-    for line in folder.measured.read_text(encoding="utf-8", errors="replace").splitlines():
-        # A last line cut off by a kill is no measurement.
-        with contextlib.suppress(UnreadableRecordError):
-            measured.append(parse_json(ShapeMeasurement, line))
-    return tuple(measured)
 
 
 def _cause_of_death(watched: _Watched, folder: TrialFolder, spec: TrialSpec) -> tuple[Status, str]:
