@@ -66,7 +66,9 @@ def test_text_form_is_plain_yaml_with_lists_on_one_line():
     assert "\n  boundaries: [64, 128]\n" in text
     assert yaml.safe_load(text)["batching"]["boundaries"] == [64, 128]
     sections = [line[:-1] for line in text.splitlines() if line.endswith(":")]
-    assert sections == ["data", "batching", "graph", "model", "optimizer", "schedule", "train"]
+    assert sections == [
+        "data", "batching", "graph", "precision", "model", "optimizer", "schedule", "train",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

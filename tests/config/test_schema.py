@@ -169,7 +169,8 @@ def test_key_far_from_all_gets_no_guess():
     line = refusal({"zzzz": 1})
     assert "did you mean" not in line
     assert line.endswith(
-        "known here: data, batching, graph, model, optimizer, schedule, train, device, provenance"
+        "known here: data, batching, graph, precision, model, optimizer, schedule, train, "
+        "device, provenance"
     )
 
 
@@ -334,3 +335,14 @@ def test_equal_configs_are_equal_and_hash_alike():
     assert hash(one) == hash(other)
     assert ModelConfig(vocab_size=5) != ModelConfig(vocab_size=6)
     assert AlignRule(multiple=8) == AlignRule(multiple=8, up_to=None)
+
+
+def test_fp32_ops_of_fp32_are_refused():
+    line = refusal({"precision.fp32_ops": ["norms"]})
+    assert "fp32_ops has a meaning below fp32 only (got norms with compute_dtype fp32)" in line
+
+
+def test_fp32_ops_out_of_order_or_twice_are_refused_with_the_order():
+    for written in (["loss", "norms"], ["norms", "loss", "norms"]):
+        line = refusal({"precision.compute_dtype": "fp16", "precision.fp32_ops": written})
+        assert "name each group once, in this order: norms, loss" in line

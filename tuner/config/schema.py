@@ -8,7 +8,7 @@ changing a value by its dotted name is `override`'s.
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +18,14 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 StrategyName = Literal["fixed", "dynamic", "bucketed", "packed"]
+
+ComputeDtype = Literal["fp32", "fp16", "bf16"]
+
+OpGroup = Literal[
+    "softmax", "norms", "rope", "logits", "loss", "embedding", "activations", "residual"
+]
+OP_GROUPS: tuple[OpGroup, ...] = get_args(OpGroup)
+"""The parts of a model whose precision can be chosen, in the order in which they are written."""
 
 
 class Section(BaseModel):
@@ -152,6 +160,34 @@ class GraphConfig(Section):
     """O0, O1: kernel by kernel; O2: whole graph, Ascend with static shapes only, deprecated."""
 
 
+class PrecisionConfig(Section):
+    """In which precision the model computes; weights, gradients and optimizer stay fp32."""
+
+    compute_dtype: ComputeDtype = "fp32"
+    """fp32, fp16, or bf16 (Ascend A2 and later); matrix products always run in it."""
+    fp32_ops: tuple[OpGroup, ...] = ()
+    """Op groups that run in fp32 although compute_dtype is lower; empty for fp32."""
+    loss_scale: PositiveFloat = 65536.0
+    """First loss scale of fp16: halved at an overflow, doubled after loss_scale_window updates."""
+    loss_scale_window: PositiveInt = 1000
+    """Updates without an overflow after which the scale of fp16 doubles."""
+
+    @model_validator(mode="after")
+    def _is_written_one_way(self) -> PrecisionConfig:
+        if self.compute_dtype == "fp32" and self.fp32_ops:
+            raise ValueError(
+                "fp32_ops has a meaning below fp32 only "
+                f"(got {', '.join(self.fp32_ops)} with compute_dtype fp32); set it to []"
+            )
+        ordered = tuple(group for group in OP_GROUPS if group in self.fp32_ops)
+        if self.fp32_ops != ordered:
+            raise ValueError(
+                "fp32_ops must name each group once, in this order: "
+                f"{', '.join(ordered)} (got {', '.join(self.fp32_ops)})"
+            )
+        return self
+
+
 class ModelConfig(Section):
     """The built-in decoder: RMSNorm, RoPE, SwiGLU, grouped-query attention, tied embedding."""
 
@@ -278,6 +314,7 @@ class TrainConfig(Section):
     data: DataConfig
     batching: BatchingConfig = BatchingConfig()
     graph: GraphConfig = GraphConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     model: ModelConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

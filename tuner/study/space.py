@@ -12,7 +12,15 @@ from pydantic import Field, model_validator
 
 from tuner.batching.align import align_length
 from tuner.config.codec import parse_model, read_yaml, to_plain
-from tuner.config.schema import AlignRule, PositiveInt, Section, StrategyName, TrainConfig
+from tuner.config.schema import (
+    AlignRule,
+    ComputeDtype,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    StrategyName,
+    TrainConfig,
+)
 from tuner.errors import BadInputError
 
 Align = PositiveInt | tuple[AlignRule, ...]
@@ -48,6 +56,12 @@ class SearchSpace(Section):
     """Graph modes."""
     jit_level: Annotated[tuple[Literal["O0", "O1", "O2"], ...], Field(min_length=1)]
     """Levels; which of them are tried depends on the device."""
+    compute_dtype: Annotated[tuple[ComputeDtype, ...], Field(min_length=1)] = ("fp32",)
+    """Precisions of the matrix products; which of them are tried depends on the device."""
+    max_loss_deviation: PositiveFloat = 0.002
+    """Relative deviation of the loss from fp32 above which a precision is infeasible."""
+    max_gradient_deviation: PositiveFloat = 0.03
+    """The same for the gradient: norm of the difference over the norm of the fp32 gradient."""
     max_static_shapes: PositiveInt = 32
     """Static shapes of a plan at most."""
 
@@ -63,6 +77,8 @@ class Choice:
         longest_rows_per_batch: Token budget as rows of the longest padded length.
         graph_mode: Graph mode.
         jit_level: Level.
+        compute_dtype: Precision of the matrix products.
+        fp32_ops: Op groups that stay in fp32, in the order of OP_GROUPS; () for fp32.
     """
 
     strategy: str
@@ -71,6 +87,8 @@ class Choice:
     longest_rows_per_batch: int
     graph_mode: str
     jit_level: str
+    compute_dtype: str = "fp32"
+    fp32_ops: tuple[str, ...] = ()
 
 
 def load_space(name_or_path: str) -> SearchSpace:
@@ -129,6 +147,8 @@ def choice_overrides(choice: Choice, longest: int) -> dict[str, Any]:
         "batching.tokens_per_batch": budget,
         "graph.mode": choice.graph_mode,
         "graph.jit_level": choice.jit_level,
+        "precision.compute_dtype": choice.compute_dtype,
+        "precision.fp32_ops": list(choice.fp32_ops),
     }
 
 
