@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.report.points import (
+    Basis,
     LengthFigure,
     PredictionFigure,
     RunTimeFigure,
     TrialPoint,
     WasteFigure,
 )
-
-Basis = Literal["measured", "estimated", "exact"]
-"""measured: timed on the device; estimated: follows from measurements or a cost model;
-exact: counted on the plan or the data."""
 
 Answer = Literal["faster", "no_difference", "unknown"]
 """Whether the best config is beyond noise faster than padding everything to the longest."""

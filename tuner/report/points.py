@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Basis = Literal["measured", "estimated", "exact"]
+"""measured: timed on the device; estimated: follows from measurements or a cost model;
+exact: counted on the plan or the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
