@@ -237,6 +237,24 @@ def test_bins_that_grow_and_spread_step_times_are_drawn():
     assert "512 to 4,096" in only(lengths=lengths, prediction=spread)
 
 
+def test_of_very_many_shapes_the_worst_predicted_are_drawn_and_all_are_told():
+    prediction = report_case.prediction_figure()
+    many = [
+        dataclasses.replace(prediction.shapes[0], padded_length=8 * i, relative_error=i / 1000)
+        for i in range(1, 41)
+    ]
+    page = format_html(
+        dataclasses.replace(
+            report_case.empty_contents(),
+            prediction=dataclasses.replace(prediction, shapes=tuple(many)),
+        )
+    )
+    drawn = re.findall(r">(256 x \d+)</text>", page)
+    assert len(drawn) == 2 * 24 and "256 x 320" in drawn and "256 x 8" not in drawn
+    assert "Drawn are the 24 shapes of the largest errors." in page
+    assert page.count('<td class="words">256 x ') == 40
+
+
 def test_a_long_reason_is_folded_and_kept_whole():
     short, long = "x" * 280, "y " * 2500
     assert "details" not in long_text(short)

@@ -19,6 +19,7 @@ from tuner.report.points import PredictionFigure, TrialPoint
 from tuner.report.svg import ACCENT, BAD, INK, MUTED, SECOND, inline_svg
 
 MAX_NAME_CHARACTERS = 38
+MAX_DRAWN_SHAPES = 24
 # Up to this spread of values a linear axis still tells the small ones apart.
 LINEAR_SPREAD = 12
 
@@ -67,8 +68,12 @@ def _told_speed(row: ComparedConfig, width: int) -> str:
 
 
 def draw_prediction(content: PredictionFigure, name: str, width: int) -> str:
-    """Predicted and measured step seconds, a line for each shape, the longest rows below."""
-    shapes = sorted(content.shapes, key=lambda item: (item.padded_length, item.batch_size))
+    """Predicted and measured step seconds, a line a shape, the longest rows below.
+
+    Of more than MAX_DRAWN_SHAPES shapes those of the largest errors are drawn.
+    """
+    worst = sorted(content.shapes, key=lambda item: -abs(item.relative_error))[:MAX_DRAWN_SHAPES]
+    shapes = sorted(worst, key=lambda item: (item.padded_length, item.batch_size))
     highest = max(max(s.predicted_step_s, s.high_s or 0, s.measured_step_s) for s in shapes)
     scale, unit = time_unit(highest)
 
@@ -104,14 +109,15 @@ def draw_trials(points: Sequence[TrialPoint], name: str, width: int) -> str:
     def draw(figure: Any) -> None:
         axes = open_axes(figure, "minutes since the start", "real tokens a second of the run")
         best = [p for p in points if p.best_so_far is not None]
-        axes.step(
-            [p.minutes for p in best],
-            [p.best_so_far for p in best],
-            where="post",
-            color=INK,
-            linewidth=1.3,
-            label="best so far",
-        )
+        if best:
+            axes.step(
+                [p.minutes for p in best],
+                [p.best_so_far for p in best],
+                where="post",
+                color=INK,
+                linewidth=1.3,
+                label="best so far",
+            )
         for label, some, marker, colour in kinds:
             if some:
                 heights = [p.real_tokens_per_s or 0.0 for p in some]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tuner.report.chart_parts import NARROW_PX, WIDE_PX
-from tuner.report.charts import draw_comparison, draw_prediction, draw_trials
+from tuner.report.charts import (
+    MAX_DRAWN_SHAPES,
+    draw_comparison,
+    draw_prediction,
+    draw_trials,
+)
 from tuner.report.contents import ComparedConfig, Comparison
 from tuner.report.markup import (
     Markup,
@@ -92,10 +97,15 @@ def show_prediction(content: PredictionFigure) -> Markup:
         ]
         for item in sorted(content.shapes, key=lambda item: (item.padded_length, item.batch_size))
     ]
+    which = (
+        f" Drawn are the {MAX_DRAWN_SHAPES} shapes of the largest errors."
+        if len(rows) > MAX_DRAWN_SHAPES
+        else ""
+    )
     figure = _figure(
         "prediction",
         "Predicted and measured seconds of a step for every shape.",
-        f"{HOLLOW_AND_FILLED} Predicted by {content.source}.",
+        f"{HOLLOW_AND_FILLED} Predicted by {content.source}.{which}",
         lambda name, width: draw_prediction(content, name, width),
         table(
             "Predicted and measured seconds of a step",

@@ -153,7 +153,7 @@ def time_unit(longest_s: float) -> tuple[float, str]:
         return 1e-3, "ms"
     if longest_s < 180:
         return 1.0, "s"
-    return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
+    return (60.0, "min") if longest_s < 5 * 3600 else (3600.0, "h")
 
 
 def count(number: int, noun: str) -> str:
