@@ -1,8 +1,11 @@
-"""The decoder once more, in float64 NumPy, written from the papers and not from the product."""
+"""The decoder once more, in float64 NumPy, written from the papers and not from the product.
+
+Op groups may be rounded to fp16 after each of their ops, as a device that has fp16 rounds them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,68 +15,127 @@ from tuner.config.schema import ModelConfig
 Array = NDArray[np.float64]
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+def rounding(low: Collection[str]) -> Callable[[str, Array], Array]:
+    """Rounds a value to fp16 if its op group is among the lowered ones."""
+
+    def rounded(group: str, x: Array) -> Array:
+        if group not in low:
+            return x
+        with np.errstate(over="ignore"):
+            return np.asarray(x).astype(np.float16).astype(np.float64)
+
+    return rounded
 
 
-def rotate(x: Array, theta: float) -> Array:
-    """Complex rotation of the pairs (i, i + H/2) of [T, H] by position * theta^(-2i/H)."""
-    length, size = x.shape
-    half = size // 2
-    pairs = x[:, :half] + 1j * x[:, half:]
-    angle = np.arange(length)[:, None] * theta ** (-2.0 * np.arange(half) / size)[None, :]
-    turned = pairs * np.exp(1j * angle)
-    return np.concatenate([turned.real, turned.imag], axis=1)
+class NumpyDecoder:
+    """One layer after the other, each op of a lowered group rounded to fp16 by itself."""
 
+    def __init__(
+        self, weights: Mapping[str, Array], config: ModelConfig, low: Collection[str] = ()
+    ) -> None:
+        self.weights = weights
+        self.config = config
+        self.rounded = rounding(low)
 
-def attend(x: Array, weights: Mapping[str, Array], prefix: str, config: ModelConfig) -> Array:
-    """[T, D] of one row, head by head."""
-    length = len(x)
-    size = config.width // config.num_heads
-    group = config.num_heads // config.num_kv_heads
-    q, k, v = (x @ weights[f"{prefix}.{name}_proj.weight"].T for name in "qkv")
-    heads = []
-    for head in range(config.num_heads):
-        kv = head // group
-        qh = rotate(q[:, head * size : (head + 1) * size], config.rope_theta)
-        kh = rotate(k[:, kv * size : (kv + 1) * size], config.rope_theta)
-        scores = qh @ kh.T / np.sqrt(size)
-        scores[np.triu_indices(length, k=1)] = -np.inf
-        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-        odds /= odds.sum(axis=1, keepdims=True)
-        heads.append(odds @ v[:, kv * size : (kv + 1) * size])
-    return np.concatenate(heads, axis=1) @ weights[f"{prefix}.o_proj.weight"].T
+    def product(self, a: Array, b: Array, group: str = "products") -> Array:
+        return self.rounded(group, self.rounded(group, a) @ self.rounded(group, b))
 
+    def project(self, x: Array, name: str) -> Array:
+        return self.product(x, self.weights[f"{name}.weight"].T)
 
-def swiglu(x: Array, weights: Mapping[str, Array], prefix: str) -> Array:
-    gate = x @ weights[f"{prefix}.gate_proj.weight"].T
-    up = x @ weights[f"{prefix}.up_proj.weight"].T
-    return (gate / (1.0 + np.exp(-gate)) * up) @ weights[f"{prefix}.down_proj.weight"].T
+    def rms_norm(self, x: Array, name: str) -> Array:
+        def low(value: Array) -> Array:
+            return self.rounded("norms", value)
+
+        x = low(x)
+        mean_square = low(low(low(x * x).mean(axis=-1, keepdims=True)) + self.config.norm_eps)
+        return low(low(x * low(1.0 / np.sqrt(mean_square))) * low(self.weights[f"{name}.weight"]))
+
+    def rotate(self, x: Array) -> Array:
+        """Complex rotation of the pairs (i, i + H/2) of [T, H] by position * theta^(-2i/H)."""
+
+        def low(value: Array) -> Array:
+            return self.rounded("rope", value)
+
+        length, size = x.shape
+        half = size // 2
+        angle = np.arange(length)[:, None] * self.config.rope_theta ** (
+            -2.0 * np.arange(half) / size
+        )
+        a, b = low(x[:, :half]), low(x[:, half:])
+        cos, sin = low(np.cos(angle)), low(np.sin(angle))
+        return np.concatenate(
+            [low(low(a * cos) - low(b * sin)), low(low(b * cos) + low(a * sin))], axis=1
+        )
+
+    def softmax(self, scores: Array) -> Array:
+        def low(value: Array) -> Array:
+            return self.rounded("softmax", value)
+
+        scores = low(scores)
+        scores[np.triu_indices(len(scores), k=1)] = -np.inf
+        odds = low(np.exp(low(scores - scores.max(axis=1, keepdims=True))))
+        return low(odds / low(odds.sum(axis=1, keepdims=True)))
+
+    def attend(self, x: Array, name: str) -> Array:
+        """[T, D] of one row, head by head."""
+        size = self.config.width // self.config.num_heads
+        group = self.config.num_heads // self.config.num_kv_heads
+        q, k, v = (self.project(x, f"{name}.{letter}_proj") for letter in "qkv")
+        heads = []
+        for head in range(self.config.num_heads):
+            kv = head // group
+            qh = self.rotate(q[:, head * size : (head + 1) * size])
+            qh = self.rounded("rope", qh / np.sqrt(size))
+            kh = self.rotate(k[:, kv * size : (kv + 1) * size])
+            odds = self.softmax(self.product(qh, kh.T))
+            heads.append(self.product(odds, v[:, kv * size : (kv + 1) * size]))
+        return self.project(np.concatenate(heads, axis=1), f"{name}.o_proj")
+
+    def swiglu(self, x: Array, name: str) -> Array:
+        def low(value: Array) -> Array:
+            return self.rounded("activations", value)
+
+        gate = low(self.project(x, f"{name}.gate_proj"))
+        up = low(self.project(x, f"{name}.up_proj"))
+        return self.project(
+            low(low(gate / low(1.0 + low(np.exp(-gate)))) * up), f"{name}.down_proj"
+        )
+
+    def add(self, x: Array, branch: Array) -> Array:
+        return self.rounded("residual", self.rounded("residual", x) + branch)
+
+    def logits(self, input_ids: NDArray[np.int32]) -> Array:
+        """[B, T] ids to [B, T, V], row by row."""
+        rows = []
+        for ids in input_ids:
+            x = self.rounded("embedding", self.weights["embedding"][ids])
+            for layer in range(self.config.num_layers):
+                name = f"layers.{layer}"
+                normed = self.rms_norm(x, f"{name}.input_norm")
+                x = self.add(x, self.attend(normed, f"{name}.attention"))
+                normed = self.rms_norm(x, f"{name}.mlp_norm")
+                x = self.add(x, self.swiglu(normed, f"{name}.mlp"))
+            x = self.rms_norm(x, "final_norm")
+            rows.append(self.product(x, self.weights["embedding"].T, "logits"))
+        return np.stack(rows)
 
 
 def decoder_logits(
     input_ids: NDArray[np.int32], weights: Mapping[str, Array], config: ModelConfig
 ) -> Array:
-    """[B, T] ids to [B, T, V] logits, row by row."""
-    rows = []
-    for ids in input_ids:
-        x = weights["embedding"][ids]
-        for layer in range(config.num_layers):
-            name = f"layers.{layer}"
-            normed = rms_norm(x, weights[f"{name}.input_norm.weight"], config.norm_eps)
-            x = x + attend(normed, weights, f"{name}.attention", config)
-            normed = rms_norm(x, weights[f"{name}.mlp_norm.weight"], config.norm_eps)
-            x = x + swiglu(normed, weights, f"{name}.mlp")
-        x = rms_norm(x, weights["final_norm.weight"], config.norm_eps)
-        rows.append(x @ weights["embedding"].T)
-    return np.stack(rows)
+    """[B, T] ids to [B, T, V] logits with nothing rounded."""
+    return NumpyDecoder(weights, config).logits(input_ids)
+
+
+def log_softmax(logits: Array) -> Array:
+    top = logits.max(axis=-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
 
 def summed_cross_entropy(logits: Array, targets: NDArray[np.int32]) -> float:
     """Sum of -log softmax over targets that are not -100."""
-    logits = logits.astype(np.float64)
-    top = logits.max(axis=-1, keepdims=True)
-    log_odds = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    log_odds = log_softmax(logits.astype(np.float64))
     total = 0.0
     for row, targets_of_row in zip(log_odds, targets, strict=True):
         for position, target in enumerate(targets_of_row):

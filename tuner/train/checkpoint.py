@@ -20,6 +20,7 @@ from mindspore import Parameter
 
 from tuner.config.codec import write_text
 from tuner.errors import BadInputError
+from tuner.train.scaling import LossScale
 
 PARAMETERS_FILE = "parameters.ckpt"
 STATE_FILE = "state.json"
@@ -36,6 +37,8 @@ class TrainState:
         step_in_epoch: Steps of that epoch done.
         steps: Steps done in all.
         updates: Optimizer updates done.
+        skipped_updates: Updates of fp16 left out because their gradients overflowed.
+        loss_scale: Of fp16; None in fp32 and bf16.
         window_label_tokens: Labels in the gradient buffers.
         real_tokens: Tokens of rows so far.
         padded_tokens: Padded tokens so far.
@@ -48,6 +51,8 @@ class TrainState:
     step_in_epoch: int = 0
     steps: int = 0
     updates: int = 0
+    skipped_updates: int = 0
+    loss_scale: LossScale | None = None
     window_label_tokens: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
@@ -172,6 +177,8 @@ def _read_state(folder: Path) -> TrainState:
     if content["sha256"] != _checksum(plain):
         raise ValueError(f"{STATE_FILE} does not match its checksum")
     plain["shapes"] = tuple(tuple(shape) for shape in plain["shapes"])
+    if plain.get("loss_scale") is not None:
+        plain["loss_scale"] = LossScale(**plain["loss_scale"])
     return TrainState(**plain)
 
 

@@ -39,7 +39,7 @@ def open_device(config: TrainConfig) -> Device:
     """Set the process up for the config's device, in graph mode. Call it once, first.
 
     Raises:
-        BadInputError: the config asks for a device or a jit_level that is not to be had here.
+        BadInputError: the config asks for a device, a jit_level or a dtype that is not to be had.
     """
     name = _choose(config.device)
     if config.graph.jit_level == "O2" and (name != ASCEND or config.graph.mode != "static"):
@@ -47,6 +47,11 @@ def open_device(config: TrainConfig) -> Device:
             "graph.jit_level O2 needs Ascend with graph.mode static "
             f"(here: {name}, {config.graph.mode})",
             fix="set graph.jit_level to O0 or O1",
+        )
+    if config.precision.compute_dtype == "bf16" and name != ASCEND:
+        raise BadInputError(
+            "precision.compute_dtype bf16 needs Ascend: MindSpore has no bf16 kernels for CPU",
+            fix="set precision.compute_dtype to fp16 or fp32",
         )
     ms.set_device(name)
     ms.set_context(mode=ms.GRAPH_MODE)

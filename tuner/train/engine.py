@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from mindspore import Parameter, Tensor
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
@@ -10,8 +15,12 @@ from tuner.train.device import Device
 from tuner.train.graph import num_compiled_graphs, prepare_step, set_level
 from tuner.train.loader import Batch
 from tuner.train.model import Decoder
+from tuner.train.precision import dtypes_of
+from tuner.train.scaling import LossScale
 from tuner.train.step import (
     AccumulateStep,
+    GradientNorm,
+    ScaledAccumulateStep,
     SummedLoss,
     UpdateStep,
     update_arguments,
@@ -22,23 +31,37 @@ class Engine:
     """Forward, backward and update of one rank.
 
     Every method returns when the device has done the work, so that the caller may time it.
+
+    Attributes:
+        device: What it runs on.
+        loss_scale: Of fp16; None in fp32 and bf16, which need none. An update moves it.
     """
 
     def __init__(self, config: TrainConfig, device: Device, max_padded_length: int) -> None:
         """Build the model; nothing is compiled yet.
 
         Args:
-            config: Model, optimizer, graph.
+            config: Model, precision, optimizer, graph.
             device: The opened device.
             max_padded_length: Longest planned row in tokens.
         """
         self.device = device
+        self.loss_scale: LossScale | None = None
         self._config = config
-        model = Decoder(config.model, max_padded_length, config.train.seed)
-        self._step = AccumulateStep(SummedLoss(model))
+        dtypes = dtypes_of(config.precision)
+        model = Decoder(config.model, max_padded_length, config.train.seed, dtypes)
+        loss = SummedLoss(model, dtypes.loss)
+        is_scaled = config.precision.compute_dtype == "fp16"
+        if is_scaled:
+            self.loss_scale = LossScale(scale=config.precision.loss_scale)
+        self._step = ScaledAccumulateStep(loss) if is_scaled else AccumulateStep(loss)
         self._update = UpdateStep(self._step, config.optimizer, config.train.clip_norm)
-        prepare_step(self._step, config.graph, num_inputs=len(Batch.empty((1, 1), config).arrays))
-        set_level(self._update, config.graph)
+        # Of fp16 the norm comes first: it decides whether there is an update.
+        self._norm = GradientNorm(self._step) if is_scaled else None
+        num_inputs = len(Batch.empty((1, 1), config).arrays)
+        prepare_step(self._step, config.graph, num_inputs, num_scalars=int(is_scaled))
+        for cell in self._cells[1:]:
+            set_level(cell, config.graph)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -52,24 +75,64 @@ class Engine:
 
     def run_step(self, batch: Batch) -> float:
         """Add a batch's gradient to the buffers; the loss summed over its labels."""
+        inputs = list(map(Tensor, batch.arrays))
+        if self.loss_scale is not None:
+            factor = self.loss_scale.factor(batch.label_tokens)
+            inputs.insert(0, Tensor(factor, ms.float32))
         # asnumpy waits for the result, and with it for the whole graph.
-        return float(self._step(*map(Tensor, batch.arrays)).asnumpy())
+        return float(self._step(*inputs).asnumpy())
 
     def run_empty_step(self, shape: Shape) -> None:
         """Run a batch without labels: compiles the shape, takes its memory, adds exactly 0."""
         self.run_step(Batch.empty(shape, self._config))
 
     def run_update(self, learning_rate: float, update: int, label_tokens: int) -> float:
-        """Make the t-th update (t >= 1) of the buffered gradients; their norm before clipping."""
+        """Make the t-th update (t >= 1) of the buffered gradients, and clear these.
+
+        In fp16 gradients that overflowed make no update: only the buffers are cleared and the
+        loss scale is halved.
+
+        Returns:
+            The norm of the gradients before clipping; not finite in fp16 if there was no update.
+        """
         arguments = update_arguments(self._config.optimizer, learning_rate, update, label_tokens)
-        return float(self._update(*arguments).asnumpy())
+        if self._norm is None or self.loss_scale is None:
+            return float(self._update(*arguments).asnumpy())
+        norm = float(self._norm(arguments[0]).asnumpy())
+        is_finite = math.isfinite(norm)
+        if is_finite:
+            self._update(*arguments).asnumpy()
+        else:
+            self.clear_gradients()
+            # So that the compile is in the first call even if that makes no update.
+            self._update.compile(*arguments)
+        window = self._config.precision.loss_scale_window
+        self.loss_scale = self.loss_scale.after_update(is_finite=is_finite, window=window)
+        return norm
 
     def run_empty_update(self) -> None:
         """Compile the update. With buffers and moments at 0 and rate 0 it changes nothing."""
+        before = self.loss_scale
         self.run_update(learning_rate=0.0, update=1, label_tokens=1)
+        self.loss_scale = before
+
+    def read_gradients(self) -> list[NDArray[np.float32]]:
+        """A copy of the gradient buffers in the order of the weights; not scaled."""
+        return [gradient.asnumpy().copy() for gradient in self._step.gradients]
+
+    def clear_gradients(self) -> None:
+        """Set the gradient buffers to 0."""
+        for gradient in self._step.gradients:
+            gradient.set_data(Tensor(np.zeros(gradient.shape, np.float32)))
 
     def num_graphs(self) -> int | None:
         """Graphs compiled so far for step and update; None where MindSpore does not tell."""
-        counts = [num_compiled_graphs(self._step), num_compiled_graphs(self._update)]
+        counts = [num_compiled_graphs(cell) for cell in self._cells]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def _cells(self) -> list[nn.Cell]:
+        """All that is compiled, the step first."""
+        cells = [self._step, self._update, self._norm]
+        return [cell for cell in cells if cell is not None]

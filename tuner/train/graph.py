@@ -11,20 +11,25 @@ from mindspore import Symbol, Tensor, nn
 from tuner.config.schema import GraphConfig
 
 
-def prepare_step(cell: nn.Cell, graph: GraphConfig, num_inputs: int) -> None:
-    """Make a Cell that takes int32 [B, T] tensors compile as the config says.
+def prepare_step(
+    cell: nn.Cell, graph: GraphConfig, num_inputs: int, *, num_scalars: int = 0
+) -> None:
+    """Make a Cell that takes scalars, then int32 [B, T] tensors compile as the config says.
 
     Args:
         cell: The top Cell of a step; not compiled yet.
         graph: static leaves MindSpore to compile for each shape; dynamic declares B and T as
             symbols, shared by all inputs, so that one graph serves all.
         num_inputs: Tensors that it takes.
+        num_scalars: float32 scalar tensors that it takes before these.
     """
     set_level(cell, graph)
     cell.set_train()
     if graph.mode == "dynamic":
         rows, tokens = Symbol(min=1), Symbol(min=1)
-        cell.set_inputs(*(Tensor(shape=[rows, tokens], dtype=ms.int32) for _ in range(num_inputs)))
+        scalars = [Tensor(1.0, ms.float32) for _ in range(num_scalars)]
+        inputs = [Tensor(shape=[rows, tokens], dtype=ms.int32) for _ in range(num_inputs)]
+        cell.set_inputs(*scalars, *inputs)
 
 
 def set_level(cell: nn.Cell, graph: GraphConfig) -> None:

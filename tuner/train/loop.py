@@ -25,6 +25,7 @@ from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_ahead, read_batches
 from tuner.train.metrics import MetricsFile, StepRecord
+from tuner.train.scaling import LEAST_SCALE
 from tuner.train.schedule import learning_rate_at
 
 Notice = Callable[[str], None]
@@ -58,19 +59,22 @@ class RunParts:
 
 
 class DivergedError(Exception):
-    """The loss is not a number any more; the weights of the last checkpoint are still good."""
+    """Loss or gradients are no numbers any more; the weights of the last checkpoint are good."""
 
-    def __init__(self, step: int, shape: Shape, loss: float, saved_steps: int) -> None:
+    def __init__(self, step: int, shape: Shape, problem: str, saved_steps: int) -> None:
         super().__init__(
-            f"step {step} (B={shape[0]} L={shape[1]}): the loss is {loss}; training stopped "
+            f"step {step} (B={shape[0]} L={shape[1]}): {problem}; training stopped "
             f"before the update. The last checkpoint is of step {saved_steps}: lower "
-            "optimizer.learning_rate or train.clip_norm, or look at the rows of that step"
+            "optimizer.learning_rate or train.clip_norm, keep more of precision.fp32_ops if "
+            "precision.compute_dtype is not fp32, or look at the rows of that step"
         )
 
 
 class _Update(NamedTuple):
     learning_rate: float
     grad_norm: float
+    is_skipped: bool
+    """In fp16, whether the gradients overflowed."""
 
 
 class _Seconds(NamedTuple):
@@ -126,10 +130,10 @@ class Loop:
         loss_sum = engine.run_step(batch)
         state = self._state_after(batch, num_steps)
         if not math.isfinite(loss_sum):
-            raise DivergedError(state.steps, batch.shape, loss_sum, self._saved_steps)
+            raise self._diverged(state, batch, f"the loss is {loss_sum}")
         update = self._update(state) if ends_window else None
         if update is not None:
-            state = dataclasses.replace(state, updates=state.updates + 1, window_label_tokens=0)
+            state = self._state_after_update(state, batch, update)
         step_s = time.perf_counter() - started
         epoch = self.state.epoch
         self.state = state
@@ -150,6 +154,23 @@ class Loop:
             padded_tokens=before.padded_tokens + batch.padded_tokens,
         )
 
+    def _state_after_update(self, state: TrainState, batch: Batch, update: _Update) -> TrainState:
+        loss_scale = self._parts.engine.loss_scale
+        state = dataclasses.replace(state, window_label_tokens=0, loss_scale=loss_scale)
+        if not update.is_skipped or loss_scale is None:
+            return dataclasses.replace(state, updates=state.updates + 1)
+        if loss_scale.scale < LEAST_SCALE:
+            problem = f"the gradients overflow fp16 at any loss scale down to {LEAST_SCALE:g}"
+            raise self._diverged(state, batch, problem)
+        self._parts.on_notice(
+            f"step {state.steps}: the gradients overflow fp16; update skipped, loss scale now "
+            f"{loss_scale.scale:g}"
+        )
+        return dataclasses.replace(state, skipped_updates=state.skipped_updates + 1)
+
+    def _diverged(self, state: TrainState, batch: Batch, problem: str) -> DivergedError:
+        return DivergedError(state.steps, batch.shape, problem, self._saved_steps)
+
     def _update(self, state: TrainState) -> _Update | None:
         """Update from the window's gradients; None if the window holds no label."""
         if not state.window_label_tokens:
@@ -164,12 +185,14 @@ class Loop:
         norm = self._parts.engine.run_update(
             learning_rate, state.updates + 1, state.window_label_tokens
         )
-        return _Update(learning_rate, norm)
+        is_scaled = self._parts.engine.loss_scale is not None
+        return _Update(learning_rate, norm, is_scaled and not math.isfinite(norm))
 
     def _record(
         self, batch: Batch, loss_sum: float, update: _Update | None, epoch: int, seconds: _Seconds
     ) -> StepRecord:
         size, length = batch.shape
+        made = None if update is None or update.is_skipped else update
         return StepRecord(
             step=self.state.steps,
             epoch=epoch,
@@ -182,10 +205,12 @@ class Loop:
             label_tokens=batch.label_tokens,
             loss=loss_sum / batch.label_tokens if batch.label_tokens else None,
             updates=self.state.updates,
-            grad_norm=update.grad_norm if update else None,
-            learning_rate=update.learning_rate if update else None,
+            grad_norm=made.grad_norm if made else None,
+            learning_rate=made.learning_rate if made else None,
             recompiles=self._recompiles(batch.shape),
             memory_bytes=memory_bytes(self._parts.engine.device),
+            skipped_updates=self.state.skipped_updates,
+            loss_scale=self.state.loss_scale.scale if self.state.loss_scale else None,
         )
 
     def _tell(self, record: StepRecord) -> None:

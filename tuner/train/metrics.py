@@ -35,6 +35,8 @@ class StepRecord:
         learning_rate: Of that update; None if none was made.
         recompiles: Graphs compiled after warm-up so far; None where MindSpore does not tell.
         memory_bytes: Memory of the process.
+        skipped_updates: Updates of fp16 so far whose gradients overflowed.
+        loss_scale: Of fp16, for the next step; None in fp32 and bf16.
     """
 
     step: int
@@ -52,6 +54,8 @@ class StepRecord:
     learning_rate: float | None
     recompiles: int | None
     memory_bytes: int
+    skipped_updates: int = 0
+    loss_scale: float | None = None
 
 
 class MetricsFile:

@@ -13,6 +13,16 @@ from tuner.errors import BadInputError
 from tuner.train.checkpoint import TrainState
 from tuner.train.device import installed_versions
 
+DECIDING_SECTIONS = (
+    "data",
+    "batching",
+    "graph",
+    "precision",
+    "model",
+    "optimizer",
+    "schedule",
+    "train",
+)
 # What may change between a run and its resumption without changing the steps already planned.
 FREE_FIELDS = {
     "data": {"path"},
@@ -75,7 +85,7 @@ def config_fingerprint(config: TrainConfig) -> str:
             for name, value in plain[section].items()
             if name not in FREE_FIELDS.get(section, set())
         }
-        for section in ("data", "batching", "graph", "model", "optimizer", "schedule", "train")
+        for section in DECIDING_SECTIONS
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

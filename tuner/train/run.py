@@ -105,9 +105,10 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         notice=watch.on_notice,
         stop_requested=watch.stop_requested,
     )
-    state = _initial_state(opened)
+    state = dataclasses.replace(_initial_state(opened), loss_scale=engine.loss_scale)
     if resume:
         state = checkpoints.load_newest(engine.parameters, watch.on_notice)
+        engine.loss_scale = state.loss_scale
         watch.on_notice(f"resumed after step {state.steps}")
     planned_steps = total_steps(config, opened.plan.num_steps)
     watch.on_start(planned_steps, state.steps)

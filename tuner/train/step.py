@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from tuner.config.schema import OptimizerConfig
 from tuner.data.content import IGNORED_LABEL
+from tuner.train.precision import Dtype
 
 
 class SummedLoss(nn.Cell):
@@ -27,19 +28,21 @@ class SummedLoss(nn.Cell):
     `ops.NLLLoss` without reduction gave a wrong sum in a dynamic graph.
     """
 
-    def __init__(self, model: nn.Cell) -> None:
+    def __init__(self, model: nn.Cell, dtype: Dtype = ms.float32) -> None:
         super().__init__()
+        self.dtype = dtype
         self.model = model
         self.log_softmax = ops.LogSoftmax(-1)
 
     def construct(self, input_ids_BT: Tensor, targets_BT: Tensor, *packing: Tensor) -> Tensor:
         """int32 [B, T] ids, int32 [B, T] targets: the next token, or -100 to ignore."""
         logits_BTV = self.model(input_ids_BT, *packing)
-        logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+        logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1]).astype(self.dtype)
         targets_M1 = targets_BT.reshape(-1, 1)
         counts_M1 = (targets_M1 != IGNORED_LABEL).astype(ms.float32)
         chosen_M1 = ops.gather_elements(self.log_softmax(logits_MV), 1, ops.maximum(targets_M1, 0))
-        return -ops.reduce_sum(chosen_M1 * counts_M1)
+        # The sum of a few thousand tokens is more than fp16 holds.
+        return -ops.reduce_sum(chosen_M1.astype(ms.float32) * counts_M1)
 
 
 class AccumulateStep(nn.Cell):
@@ -64,6 +67,55 @@ class AccumulateStep(nn.Cell):
         return ops.depend(loss, added)
 
 
+class ScaledLoss(nn.Cell):
+    """A summed loss times a factor that is given with every batch."""
+
+    def __init__(self, loss: SummedLoss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def construct(self, factor: Tensor, *inputs: Tensor) -> Tensor:
+        """float32 scalar; the rest as `SummedLoss` takes it."""
+        return self.loss(*inputs) * factor
+
+
+class ScaledAccumulateStep(nn.Cell):
+    """`AccumulateStep` for fp16: backward of the scaled loss, buffers without the scale.
+
+    The factor is an input and not a constant, so that a new one needs no compile.
+
+    Attributes:
+        parameters: The trainable parameters.
+        gradients: Their buffers, zero at the start; an overflow stays in them until the update.
+    """
+
+    def __init__(self, loss: SummedLoss) -> None:
+        super().__init__()
+        self.parameters = ParameterTuple(loss.trainable_params())
+        self.gradients = self.parameters.clone("gradient", init="zeros")
+        self.loss_and_gradients = ops.value_and_grad(ScaledLoss(loss), None, self.parameters)
+
+    def construct(self, factor: Tensor, *inputs: Tensor) -> Tensor:
+        """The summed loss of the batch without the factor, float32 scalar."""
+        scaled_loss, gradients = self.loss_and_gradients(factor, *inputs)
+        unscale = 1.0 / factor
+        for i in range(len(self.gradients)):
+            ops.assign_add(self.gradients[i], gradients[i] * unscale)
+        return scaled_loss * unscale
+
+
+class GradientNorm(nn.Cell):
+    """Global norm of the buffered gradients; infinite or not a number after an overflow."""
+
+    def __init__(self, step: AccumulateStep | ScaledAccumulateStep) -> None:
+        super().__init__()
+        self.gradients = step.gradients
+
+    def construct(self, label_tokens: Tensor) -> Tensor:
+        """Of their sum over labels divided by these; float32 scalar."""
+        return _norm(self.gradients) / label_tokens
+
+
 class UpdateStep(nn.Cell):
     """AdamW on the buffered gradients, then buffers back to zero.
 
@@ -73,7 +125,10 @@ class UpdateStep(nn.Cell):
     """
 
     def __init__(
-        self, step: AccumulateStep, config: OptimizerConfig, clip_norm: float | None
+        self,
+        step: AccumulateStep | ScaledAccumulateStep,
+        config: OptimizerConfig,
+        clip_norm: float | None,
     ) -> None:
         super().__init__()
         self.parameters = step.parameters
@@ -91,10 +146,7 @@ class UpdateStep(nn.Cell):
 
     def construct(self, label_tokens: Tensor, rate: Tensor, eps: Tensor, decay: Tensor) -> Tensor:
         """Update the parameters; returns the gradient norm before clipping, float32 scalar."""
-        square_sum = ops.reduce_sum(ops.square(self.gradients[0]))
-        for gradient in self.gradients[1:]:
-            square_sum = square_sum + ops.reduce_sum(ops.square(gradient))
-        norm = ops.sqrt(square_sum) / label_tokens
+        norm = _norm(self.gradients) / label_tokens
         scale = self.one / label_tokens
         if self.clips:
             scale = scale * ops.minimum(self.one, self.clip_norm / (norm + 1e-6))
@@ -112,6 +164,14 @@ class UpdateStep(nn.Cell):
             )
             ops.assign(self.gradients[i], ops.zeros_like(self.gradients[i]))
         return norm
+
+
+def _norm(gradients: tuple[Parameter, ...]) -> Tensor:
+    """Inside a graph: the root of the sum of all squares."""
+    square_sum = ops.reduce_sum(ops.square(gradients[0]))
+    for gradient in gradients[1:]:
+        square_sum = square_sum + ops.reduce_sum(ops.square(gradient))
+    return ops.sqrt(square_sum)
 
 
 def update_arguments(
