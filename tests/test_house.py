@@ -40,7 +40,7 @@ ALSO_MAY_IMPORT = {
 
 ONLY_IN = {
     "mindspore": ["train/*.py", "data/mindrecord.py"],
-    "optuna": ["study/optuna_study.py"],
+    "optuna": ["study/optuna_*.py"],
     "subprocess": ["trial/runner.py"],
     "yaml": ["config/codec.py"],
 }

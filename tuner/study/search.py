@@ -19,7 +19,7 @@ from tuner.errors import BadInputError
 from tuner.simulate.estimate import estimate_run
 from tuner.simulate.stats import PlanStats, count_plan
 from tuner.study.base import TunedData
-from tuner.study.optuna_study import OptunaStudy
+from tuner.study.optuna_study import STUDY_NAME, OptunaStudy
 from tuner.study.outcome import (
     NumberedOutcome,
     Outcome,
@@ -99,7 +99,7 @@ def run_search(
     Raises:
         BadInputError: the folder holds the study of something else.
     """
-    study = OptunaStudy(setup.folder.storage, setup.space, setup.seed)
+    study = OptunaStudy(setup.folder.storage, STUDY_NAME, setup.space, setup.seed)
     study.check_identity(study_identity(setup))
     for number in study.recover():
         watch.on_notice(f"trial {number} was interrupted and is run again")
@@ -115,8 +115,11 @@ def run_search(
         if repeats >= MAX_REPEATS_IN_A_ROW and not _enqueue_untried(study, setup):
             watch.on_notice(f"the space holds no more than {len(outcomes)} different configs")
             break
-        number, choice = study.ask()
-        config, same = _configure(setup, choice, outcomes)
+        proposal = study.ask()
+        number = proposal.number
+        # Nothing enqueues baselines yet, so every proposal is a point.
+        assert proposal.choice is not None
+        config, same = _configure(setup, proposal.choice, outcomes)
         if same is not None:
             study.tell_repeat(number, same)
             repeats += 1
