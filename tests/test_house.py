@@ -36,6 +36,7 @@ ALSO_MAY_IMPORT = {
     # They run in the trial's own process, which trains.
     "trial/worker.py": {"train"},
     "trial/measure.py": {"train"},
+    "trial/deviation_worker.py": {"train"},
 }
 
 ONLY_IN = {

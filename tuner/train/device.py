@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from tuner import __version__
-from tuner.config.schema import TrainConfig
+from tuner.config.schema import PrecisionConfig, TrainConfig
 from tuner.errors import BadInputError
 
 CPU = "CPU"
@@ -48,16 +48,25 @@ def open_device(config: TrainConfig) -> Device:
             f"(here: {name}, {config.graph.mode})",
             fix="set graph.jit_level to O0 or O1",
         )
-    if config.precision.compute_dtype == "bf16" and name != ASCEND:
-        raise BadInputError(
-            "precision.compute_dtype bf16 needs Ascend: MindSpore has no bf16 kernels for CPU",
-            fix="set precision.compute_dtype to fp16 or fp32",
-        )
+    check_precision(config.precision, name)
     ms.set_device(name)
     ms.set_context(mode=ms.GRAPH_MODE)
     return Device(
         name=name, memory_kind="device pool" if name == ASCEND else "resident set of the process"
     )
+
+
+def check_precision(precision: PrecisionConfig, device_name: str) -> None:
+    """Refuse a dtype that a device does not compute in.
+
+    Raises:
+        BadInputError: bf16 elsewhere than on Ascend.
+    """
+    if precision.compute_dtype == "bf16" and device_name != ASCEND:
+        raise BadInputError(
+            "precision.compute_dtype bf16 needs Ascend: MindSpore has no bf16 kernels for CPU",
+            fix="set precision.compute_dtype to fp16 or fp32",
+        )
 
 
 def memory_bytes(device: Device) -> int:

@@ -37,6 +37,15 @@ def set_level(cell: nn.Cell, graph: GraphConfig) -> None:
     cell.set_jit_config(ms.JitConfig(jit_level=graph.jit_level))
 
 
+def run_op_by_op() -> None:
+    """Run all Cells without graphs from now on, after the device was opened.
+
+    The same kernels in another order: on CPU with 2.10 the fp32 loss had the same bits, gradients
+    agreed to rounding. Steps are slower, and nothing is compiled, which pays for a few steps.
+    """
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
 def num_compiled_graphs(cell: nn.Cell) -> int | None:
     """Graphs compiled for a top Cell so far; None where this MindSpore does not show it."""
     compiled = getattr(cell, "compile_cache", None)

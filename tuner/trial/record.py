@@ -81,10 +81,8 @@ class Refusal:
     fix: str
 
 
-def to_json(
-    record: TrialSpec | TrialResult | Installation | Refusal | ShapeMeasurement,
-) -> str:
-    """One line of JSON; the inverse of `parse_json`."""
+def to_json(record: object) -> str:
+    """One line of JSON of a record, a dataclass; the inverse of `parse_json`."""
     return TypeAdapter(type(record)).dump_json(record).decode()
 
 

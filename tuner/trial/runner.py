@@ -22,6 +22,7 @@ from typing import Protocol
 import psutil
 
 from tuner.errors import BadInputError
+from tuner.trial.deviation import DeviationResult, DeviationSpec, read_deviation_result
 from tuner.trial.folder import TrialFolder
 from tuner.trial.past import read_measured
 from tuner.trial.record import (
@@ -36,6 +37,7 @@ from tuner.trial.record import (
 )
 
 WORKER_COMMAND = (sys.executable, "-m", "tuner.trial.worker")
+DEVIATION_COMMAND = (sys.executable, "-m", "tuner.trial.deviation_worker")
 # Tells the worker whose child it is: when it first looks, the tuner may be gone already.
 PARENT_VARIABLE = "VARSEQ_TUNER_PID"
 # Looking at memory walks the machine's processes (3 ms for 70 of them): often enough to stop
@@ -62,13 +64,19 @@ class TrialRunner(Protocol):
 class ProcessRunner:
     """The real one: a fresh Python process for each trial."""
 
-    def __init__(self, command: Sequence[str] = WORKER_COMMAND) -> None:
-        """Choose the process.
+    def __init__(
+        self,
+        command: Sequence[str] = WORKER_COMMAND,
+        deviation_command: Sequence[str] = DEVIATION_COMMAND,
+    ) -> None:
+        """Choose the processes.
 
         Args:
             command: Program and arguments; the trial's folder is added as the last one.
+            deviation_command: The same for deviation runs.
         """
         self._command = tuple(command)
+        self._deviation_command = tuple(deviation_command)
 
     def run(self, spec: TrialSpec, folder: TrialFolder) -> TrialResult:
         """Run the worker until it ends or breaks a limit."""
@@ -78,6 +86,16 @@ class ProcessRunner:
         started = time.monotonic()
         watched = _watch([*self._command, str(folder.path)], folder, spec)
         return _classify(watched, folder, spec, time.monotonic() - started)
+
+    def run_deviation(self, spec: DeviationSpec, folder: TrialFolder) -> DeviationResult:
+        """Compare precisions in a process until it ends or breaks a limit."""
+        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.path.mkdir(parents=True)
+        folder.spec.write_text(to_json(spec), encoding="utf-8")
+        started = time.monotonic()
+        watched = _watch([*self._deviation_command, str(folder.path)], folder, spec)
+        death = _cause_of_death(watched, folder, spec)
+        return read_deviation_result(folder, spec, death, time.monotonic() - started)
 
     def probe(self, device: str) -> Installation:
         """Import MindSpore in a process and ask what it is.
@@ -114,6 +132,18 @@ class ProcessRunner:
         raise BadInputError(refusal.problem, fix=refusal.fix)
 
 
+class Limits(Protocol):
+    """What ends a process that does not end by itself."""
+
+    @property
+    def time_limit_s(self) -> float:
+        """Wall seconds of the process."""
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Resident set of the process and its children."""
+
+
 class _Watched:
     """How a process ended and what was seen of it."""
 
@@ -123,7 +153,7 @@ class _Watched:
         self.broken_limit = broken_limit
 
 
-def _watch(command: Sequence[str], folder: TrialFolder, spec: TrialSpec) -> _Watched:
+def _watch(command: Sequence[str], folder: TrialFolder, spec: Limits) -> _Watched:
     with folder.stdout.open("wb") as stdout, folder.stderr.open("wb") as stderr:
         # Its own session: Ctrl-C reaches the tuner alone, which then ends the whole group.
         process = subprocess.Popen(
@@ -140,7 +170,7 @@ def _watch(command: Sequence[str], folder: TrialFolder, spec: TrialSpec) -> _Wat
             _end_group(process)
 
 
-def _poll(process: subprocess.Popen[bytes], spec: TrialSpec) -> _Watched:
+def _poll(process: subprocess.Popen[bytes], spec: Limits) -> _Watched:
     deadline = time.monotonic() + spec.time_limit_s
     peak_bytes = 0
     while True:
@@ -208,7 +238,7 @@ def _with_measured(result: TrialResult, watched: _Watched, folder: TrialFolder) 
     )
 
 
-def _cause_of_death(watched: _Watched, folder: TrialFolder, spec: TrialSpec) -> tuple[Status, str]:
+def _cause_of_death(watched: _Watched, folder: TrialFolder, spec: Limits) -> tuple[Status, str]:
     if watched.broken_limit == "timeout":
         return "timeout", f"over the time limit of {spec.time_limit_s:g} s"
     if watched.broken_limit == "oom":

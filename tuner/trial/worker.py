@@ -32,7 +32,15 @@ from tuner.trial.measure import (
     measure_update,
     read_one_batch_each,
 )
-from tuner.trial.record import Installation, Refusal, TrialResult, TrialSpec, parse_json, to_json
+from tuner.trial.record import (
+    Installation,
+    Refusal,
+    Status,
+    TrialResult,
+    TrialSpec,
+    parse_json,
+    to_json,
+)
 from tuner.trial.runner import OUT_OF_MEMORY_TEXT, PARENT_VARIABLE
 
 
@@ -41,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "--probe":
         print(to_json(_probe(arguments[1])), flush=True)
         return 0
-    _end_with_parent()
+    end_with_parent()
     folder = TrialFolder(Path(arguments[0]))
     result = _answer(folder)
     write_text(folder.result, to_json(result))
@@ -61,19 +69,28 @@ def _probe(device: str) -> Installation | Refusal:
 
 
 def _answer(folder: TrialFolder) -> TrialResult:
-    """Measure; every exception becomes a result. Its traceback goes to stderr.log."""
+    """Measure; every exception becomes a result."""
     try:
         return _measure(folder)
-    except BadInputError as error:
-        return TrialResult(status="refused", reason=str(error))
-    except DivergedError as error:
-        return TrialResult(status="diverged", reason=str(error))
     except Exception as error:
-        traceback.print_exc()
-        text = f"{type(error).__name__}: {error}"
-        first_line = next(line for line in text.splitlines() if line.strip())[:300]
-        is_memory = isinstance(error, MemoryError) or OUT_OF_MEMORY_TEXT.search(text)
-        return TrialResult(status="oom" if is_memory else "crashed", reason=first_line)
+        status, reason = failure_of(error)
+        return TrialResult(status=status, reason=reason)
+
+
+def failure_of(error: Exception) -> tuple[Status, str]:
+    """Status and reason of an exception that is being handled.
+
+    The traceback of one that is not expected goes to standard error.
+    """
+    if isinstance(error, BadInputError):
+        return "refused", str(error)
+    if isinstance(error, DivergedError):
+        return "diverged", str(error)
+    traceback.print_exc()
+    text = f"{type(error).__name__}: {error}"
+    first_line = next(line for line in text.splitlines() if line.strip())[:300]
+    is_memory = isinstance(error, MemoryError) or OUT_OF_MEMORY_TEXT.search(text)
+    return "oom" if is_memory else "crashed", first_line
 
 
 def _measure(folder: TrialFolder) -> TrialResult:
@@ -103,7 +120,7 @@ def _measure(folder: TrialFolder) -> TrialResult:
     )
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when the tuner is gone: a killed tuner must leave no trial behind."""
     parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
 
