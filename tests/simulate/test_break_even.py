@@ -13,11 +13,13 @@ from tuner.simulate.estimate import Estimate
 def estimate(compile_s, steady_real_tokens_per_s):
     return Estimate(
         estimated_run_s=100.0,
+        estimated_run_error_s=2.0,
         estimated_compile_s=compile_s,
         estimated_real_tokens_per_s=1.0,
         estimated_steady_real_tokens_per_s=steady_real_tokens_per_s,
         measured_time_fraction=1.0,
         max_fit_error=0.0,
+        estimated_peak_bytes=None,
     )
 
 

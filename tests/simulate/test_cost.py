@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cost_case import seconds_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.simulate.cost import (
     DEFAULT_MEASURED,
+    LEAST_COMPILE_S,
+    CostModel,
+    StepCost,
     default_cost_model,
     fit_cost_model,
     fit_step_cost,
@@ -18,11 +22,6 @@ SHAPES = [(32, 64), (16, 128), (8, 256), (4, 512), (2, 1024), (8, 1024), (1, 64)
 
 shapes = st.tuples(st.integers(1, 64), st.integers(8, 2048))
 seconds = st.floats(1e-5, 10.0)
-
-
-def seconds_of(shape, overhead_s, token_s, attention_s):
-    size, length = shape
-    return overhead_s + token_s * size * length + attention_s * size * length * length
 
 
 def coefficients_of(fit):
@@ -42,7 +41,7 @@ def coefficients_of(fit):
     ],
 )
 def test_known_coefficients_come_back(known):
-    fit = fit_step_cost({shape: seconds_of(shape, *known) for shape in SHAPES})
+    fit = fit_step_cost({shape: seconds_of(shape, known) for shape in SHAPES})
     # A coefficient of 0 may come back as one that does not matter to any step.
     assert coefficients_of(fit) == pytest.approx(known, rel=1e-6, abs=1e-15)
     assert fit.max_relative_error < 1e-9
@@ -51,9 +50,9 @@ def test_known_coefficients_come_back(known):
 @given(st.floats(1e-4, 1.0), st.floats(1e-7, 1e-4), st.floats(1e-10, 1e-7))
 def test_exact_measurements_predict_other_shapes_exactly(overhead_s, token_s, attention_s):
     known = overhead_s, token_s, attention_s
-    fit = fit_step_cost({shape: seconds_of(shape, *known) for shape in SHAPES})
+    fit = fit_step_cost({shape: seconds_of(shape, known) for shape in SHAPES})
     for shape in [(64, 64), (3, 700), (1, 4096)]:
-        assert fit.step_s(shape) == pytest.approx(seconds_of(shape, *known), rel=1e-6)
+        assert fit.step_s(shape) == pytest.approx(seconds_of(shape, known), rel=1e-6)
 
 
 @given(st.dictionaries(shapes, seconds, min_size=1, max_size=8))
@@ -68,7 +67,7 @@ def test_no_measurement_makes_a_coefficient_negative(measured):
 def test_stated_error_is_the_true_one(measured):
     fit = fit_step_cost(measured)
     errors = [
-        abs(seconds_of(shape, *coefficients_of(fit)) / step_s - 1.0)
+        abs(seconds_of(shape, coefficients_of(fit)) / step_s - 1.0)
         for shape, step_s in measured.items()
     ]
     assert fit.max_relative_error == pytest.approx(max(errors), rel=1e-9, abs=1e-12)
@@ -106,7 +105,7 @@ def test_two_shapes_that_no_terms_explain_say_their_error():
 def test_noise_is_weighed_by_its_share_and_not_by_its_seconds():
     """A short step that is 5 % off may not be given up for a long one."""
     known = 1e-3, 1e-6, 1e-9
-    measured = {shape: seconds_of(shape, *known) for shape in SHAPES}
+    measured = {shape: seconds_of(shape, known) for shape in SHAPES}
     noise = np.random.default_rng(0).uniform(0.95, 1.05, len(SHAPES))
     noisy = {shape: measured[shape] * share for shape, share in zip(SHAPES, noise, strict=True)}
     fit = fit_step_cost(noisy)
@@ -115,21 +114,104 @@ def test_noise_is_weighed_by_its_share_and_not_by_its_seconds():
 
 
 def test_known_compile_costs_come_back():
-    step_s = {shape: seconds_of(shape, 5e-3, 1e-6, 1e-9) for shape in SHAPES}
+    step_s = {shape: seconds_of(shape, (5e-3, 1e-6, 1e-9)) for shape in SHAPES}
     compile_s = {shape: 4.0 + 2.5 * seconds for shape, seconds in step_s.items()}
     model = fit_cost_model(step_s, compile_s, "a test")
     assert model.compile_base_s == pytest.approx(4.0)
     assert model.compile_per_step_s == pytest.approx(2.5)
     other = (7, 900)
     assert model.compile_s(other) == pytest.approx(
-        4.0 + 2.5 * seconds_of(other, 5e-3, 1e-6, 1e-9), rel=1e-6
+        4.0 + 2.5 * seconds_of(other, (5e-3, 1e-6, 1e-9)), rel=1e-6
     )
     assert model.source == "a test"
 
 
-def test_compiles_that_took_no_time_cost_none():
+def test_compiles_that_took_no_time_cost_a_millisecond_at_most():
     model = fit_cost_model({(8, 64): 0.1, (4, 128): 0.2}, {(8, 64): 0.0, (4, 128): 0.0}, "cache")
-    assert model.compile_s((16, 256)) == pytest.approx(0.0, abs=1e-9)
+    for shape in [(8, 64), (4, 128), (16, 256)]:
+        assert 0.0 <= model.compile_s(shape) <= LEAST_COMPILE_S * (1 + 1e-9)
+
+
+def test_nothing_compiled_costs_nothing():
+    model = fit_cost_model({(8, 64): 0.1}, {}, "a test")
+    assert (model.compile_base_s, model.compile_per_step_s, model.compile_error) == (0, 0, 0)
+    assert model.plan_compile_s([(8, 64), (4, 64)]) == 0.0
+
+
+def test_one_graph_pays_its_compile_once_and_the_memory_of_every_shape():
+    """Compile 30 + 1.5 steps in one first call, 1.5 steps in every other."""
+    known = 0.1, 1e-4, 1e-7
+    step_s = {shape: seconds_of(shape, known) for shape in SHAPES}
+    first, *others = SHAPES
+    model = fit_cost_model(
+        step_s,
+        {first: 30.0 + 1.5 * step_s[first]},
+        "a test",
+        {shape: 1.5 * step_s[shape] for shape in others},
+    )
+    assert model.is_one_graph
+    assert model.compile_base_s == pytest.approx(30.0)
+    for shape in [*SHAPES, (3, 333)]:
+        visit_s = 1.5 * seconds_of(shape, known)
+        assert model.visit_s(shape) == model.shape_s(shape) == pytest.approx(visit_s)
+        assert model.compile_s(shape) == pytest.approx(30.0 + visit_s)
+    plan = [(3, 333), (8, 64)]
+    assert model.plan_compile_s(plan) == pytest.approx(
+        30.0 + sum(1.5 * seconds_of(shape, known) for shape in plan)
+    )
+
+
+def test_one_graph_that_met_a_single_shape_is_one_graph():
+    assert fit_cost_model({(8, 64): 0.1}, {(8, 64): 9.0}, "a test", {}).is_one_graph
+    assert not fit_cost_model({(8, 64): 0.1}, {(8, 64): 9.0}, "a test").is_one_graph
+
+
+def test_static_graphs_pay_every_compile():
+    model = CostModel(
+        step=StepCost(overhead_s=0.5, token_s=0.0, attention_s=0.0, max_relative_error=0.0),
+        compile_base_s=4.0,
+        compile_per_step_s=2.0,
+        source="a test",
+    )
+    assert model.shape_s((8, 64)) == model.compile_s((8, 64)) == 5.0
+    assert model.visit_s((8, 64)) == 1.0
+    assert model.plan_compile_s([(8, 64), (4, 64), (2, 64)]) == 15.0
+    assert model.plan_compile_s([]) == 0.0
+
+
+def noisy_fit():
+    noise = np.random.default_rng(2).uniform(0.93, 1.07, len(SHAPES))
+    known = 1e-2, 1e-5, 1e-8
+    return fit_step_cost(
+        {shape: seconds_of(shape, known) * n for shape, n in zip(SHAPES, noise, strict=True)}
+    )
+
+
+def test_scaled_costs_are_the_same_times_the_factor():
+    fit = noisy_fit()
+    scaled = fit.scaled(1.9, 0.0)
+    for shape in [(8, 64), (3, 700), (1, 4096)]:
+        assert scaled.step_s(shape) == pytest.approx(1.9 * fit.step_s(shape))
+        assert scaled.half_width_s(shape) == pytest.approx(1.9 * fit.half_width_s(shape))
+    assert scaled.relative_error == fit.relative_error > 0.0
+    assert scaled.max_relative_error == fit.max_relative_error
+
+
+def test_the_error_of_scaling_adds_to_that_of_the_fit_as_squares():
+    fit = noisy_fit()
+    scaled = fit.scaled(2.0, 0.3)
+    for shape in [(8, 64), (3, 700)]:
+        own_s = 2 * fit.half_width_s(shape)
+        expected = (own_s**2 + (0.3 * 2 * fit.step_s(shape)) ** 2) ** 0.5
+        assert scaled.half_width_s(shape) == pytest.approx(expected)
+    # 0.3 and 0.4 make 0.5.
+    assert scaled.scaled(1.0, 0.4).scaled_error == pytest.approx(0.5)
+
+
+def test_costs_without_a_fit_have_no_interval_but_that_of_scaling():
+    plain = StepCost(overhead_s=1.0, token_s=0.0, attention_s=0.0, max_relative_error=0.0)
+    assert plain.half_width_s((8, 64)) == plain.relative_error == 0.0
+    assert plain.scaled(3.0, 0.1).half_width_s((8, 64)) == pytest.approx(0.3)
 
 
 def test_the_default_is_within_its_stated_errors_of_what_was_measured():

@@ -9,13 +9,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from cost_case import STATIC, measure, process_of
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import align_slowly, make_config, make_lengths, plan_cases, skewed_tokens
 
 from tuner.batching.plan import STRATEGIES, plan_batches
 from tuner.errors import BadInputError
-from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement, estimate_run
+from tuner.simulate.cost_book import CostBook
+from tuner.simulate.estimate import estimate_run
 from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.screen import EXPECTED, SCREENS, Screen
 from tuner.simulate.stats import count_plan
@@ -173,25 +175,13 @@ def test_a_screened_plan_is_estimated_like_the_counted_one():
     tokens = skewed_tokens(3000)
     config = make_config({"train.tokens_per_update": 8192})
     plan = plan_batches(make_lengths(tokens), config)
-    measured = [
-        ShapeMeasurement(
-            batch_size=size,
-            padded_length=length,
-            first_call_s=3.0,
-            step_s=1e-4 * size * length,
-            step_spread_s=0.0,
-            num_timed_steps=5,
-            memory_bytes=1,
-            loss=1.0,
-        )
-        for size, length in plan.shapes[:3]
-    ]
-    update = UpdateMeasurement(first_call_s=3.5, update_s=0.5)
+    measured = [measure(shape, 1e-4 * shape[0] * shape[1]) for shape in plan.shapes[:3]]
+    costs = CostBook([process_of(STATIC, measured)]).known(STATIC)
     counted, screened = (
-        estimate_run(stats, config, measured, update)
+        estimate_run(stats, 1, costs)
         for stats in (count_plan(plan, 8192), screen_of(tokens).plan(config))
     )
-    assert screened.estimated_compile_s == counted.estimated_compile_s
+    assert screened.estimated_compile_s == pytest.approx(counted.estimated_compile_s, rel=1e-12)
     assert screened.estimated_run_s == pytest.approx(counted.estimated_run_s, rel=1e-12)
     assert screened.estimated_real_tokens_per_s == pytest.approx(
         counted.estimated_real_tokens_per_s, rel=1e-12

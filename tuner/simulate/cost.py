@@ -5,20 +5,25 @@ non-negative; the fit minimises the relative error, so that short steps count as
 On a 2-core CPU with MindSpore 2.10 a decoder of 2 layers fits within 8 % (static) and 10 %
 (dynamic) over shapes from 32 x 64 to 8 x 1024.
 
-Compiling a shape, its first memory included, takes compile_s = d + e * step_s: a fixed part and
-one that grows with the shape. On the same machine and shapes static graphs fit within 15 %.
+The first call of a shape takes d + e * step_s more than a steady one if it compiles, and
+e * step_s if it only takes memory: a fixed part and one that grows with the shape. On the same
+machine and shapes static graphs fit within 15 %. One dynamic graph compiles in its first call
+alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from tuner.batching.grouping import Shape
+from tuner.simulate.relative_fit import RelativeFit, fit_relative
+
+LEAST_COMPILE_S = 1e-3
+"""A compile of 0 s (from a cache) must not divide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +35,18 @@ class StepCost:
         token_s: b, seconds a padded token.
         attention_s: c, seconds a padded token and token attended to.
         max_relative_error: Largest |fitted / measured - 1| over the fitted shapes.
+        fit: Where the interval of a prediction comes from; None: figures without one.
+        scaled_error: Relative error, as a 95 % half width, that comes on top because the fit was
+            scaled from another graph mode, level or precision, or was given without measurements;
+            0 otherwise.
     """
 
     overhead_s: float
     token_s: float
     attention_s: float
     max_relative_error: float
+    fit: RelativeFit | None = None
+    scaled_error: float = 0.0
 
     def step_s(self, shape: Shape) -> float:
         """Estimated seconds of one step at (B, L)."""
@@ -43,26 +54,76 @@ class StepCost:
         tokens = size * length
         return self.overhead_s + self.token_s * tokens + self.attention_s * tokens * length
 
+    def half_width_s(self, shape: Shape) -> float:
+        """Half of the 95 % interval of a steady step at (B, L), seconds."""
+        own_s = 0.0
+        if self.fit is not None:
+            size, length = shape
+            own_s = self.fit.half_width((1.0, size * length, size * length * length))
+        return float(np.hypot(own_s, self.scaled_error * self.step_s(shape)))
+
+    @property
+    def relative_error(self) -> float:
+        """Scatter of single shapes about the fit, one standard deviation; 0 without a fit."""
+        return self.fit.relative_error if self.fit else 0.0
+
+    def scaled(self, factor: float, error: float) -> StepCost:
+        """The same costs times a factor; `error` (relative, 95 %) comes on top of theirs."""
+        fit = self.fit
+        if fit is not None:
+            fit = replace(
+                fit,
+                coefficients=tuple(factor * value for value in fit.coefficients),
+                covariance=tuple(
+                    tuple(factor**2 * value for value in row) for row in fit.covariance
+                ),
+            )
+        return replace(
+            self,
+            overhead_s=factor * self.overhead_s,
+            token_s=factor * self.token_s,
+            attention_s=factor * self.attention_s,
+            fit=fit,
+            scaled_error=float(np.hypot(self.scaled_error, error)),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Seconds of static graphs, fitted.
+    """Seconds of a run's graphs, fitted.
 
     Attributes:
         step: Of a steady step.
-        compile_base_s: d, seconds.
-        compile_per_step_s: e, compile seconds for each second of a step.
+        compile_base_s: d, seconds of a compile.
+        compile_per_step_s: e, seconds of a first call for each second of a step.
+        compile_error: Relative error of a compile, as a 95 % half width.
+        is_one_graph: One dynamic graph serves all shapes: d is paid once.
         source: Where the figures come from, for people.
     """
 
     step: StepCost
     compile_base_s: float
     compile_per_step_s: float
+    compile_error: float = 0.0
+    is_one_graph: bool = False
     source: str
 
     def compile_s(self, shape: Shape) -> float:
-        """Estimated seconds of compiling (B, L)."""
-        return self.compile_base_s + self.compile_per_step_s * self.step.step_s(shape)
+        """Estimated seconds that compiling (B, L) takes beyond a steady step."""
+        return self.compile_base_s + self.visit_s(shape)
+
+    def visit_s(self, shape: Shape) -> float:
+        """Estimated seconds beyond a steady step of a first call that compiles nothing."""
+        return self.compile_per_step_s * self.step.step_s(shape)
+
+    def shape_s(self, shape: Shape) -> float:
+        """What having one more shape in a plan costs: its compile, or only its memory."""
+        return self.visit_s(shape) if self.is_one_graph else self.compile_s(shape)
+
+    def plan_compile_s(self, shapes: Collection[Shape]) -> float:
+        """Estimated seconds that the first calls of a plan's shapes take beyond steady steps."""
+        once_s = self.compile_base_s if self.is_one_graph else 0.0
+        return once_s + sum(map(self.shape_s, shapes))
 
 
 DEFAULT_MEASURED: Mapping[Shape, tuple[float, float]] = {
@@ -89,26 +150,37 @@ def default_cost_model() -> CostModel:
 
 
 def fit_cost_model(
-    step_s: Mapping[Shape, float], compile_s: Mapping[Shape, float], source: str
+    step_s: Mapping[Shape, float],
+    compile_s: Mapping[Shape, float],
+    source: str,
+    visit_s: Mapping[Shape, float] | None = None,
 ) -> CostModel:
-    """Fit steps and compiles of static graphs.
+    """Fit steps and first calls.
 
     Args:
         step_s: (B, L) -> steady seconds, > 0; at least one shape.
-        compile_s: The same shapes -> compile seconds, >= 0.
+        compile_s: (B, L) -> seconds beyond a steady step of first calls that compiled, >= 0; may
+            be empty.
         source: Where they come from, for people.
+        visit_s: The same of first calls that compiled nothing; None where every shape compiles.
     """
     step = fit_step_cost(step_s)
-    steps = np.array([step.step_s(shape) for shape in compile_s])
-    seconds = np.array(list(compile_s.values()))
-    terms = np.stack([np.ones_like(steps), steps], axis=1)
-    # Relative errors, as for steps; a compile of 0 s (from a cache) must not divide.
-    weights = 1.0 / np.maximum(seconds, 1e-3)
-    (base_s, per_step_s), _ = nnls(terms * weights[:, None], seconds * weights)
+    first_calls = [(1.0, step.step_s(shape), seconds) for shape, seconds in compile_s.items()]
+    first_calls += [
+        (0.0, step.step_s(shape), seconds) for shape, seconds in (visit_s or {}).items()
+    ]
+    base_s = per_step_s = error = 0.0
+    if first_calls:
+        table = np.array(first_calls)
+        fit = fit_relative(table[:, :2], np.maximum(table[:, 2], LEAST_COMPILE_S))
+        base_s, per_step_s = fit.coefficients
+        error = 2.0 * fit.relative_error
     return CostModel(
         step=step,
-        compile_base_s=float(base_s),
-        compile_per_step_s=float(per_step_s),
+        compile_base_s=base_s,
+        compile_per_step_s=per_step_s,
+        compile_error=error,
+        is_one_graph=visit_s is not None,
         source=source,
     )
 
@@ -121,17 +193,17 @@ def fit_step_cost(measured: Mapping[Shape, float]) -> StepCost:
             exact where the shapes allow it; of a single shape it is proportional to the tokens.
     """
     terms = _terms(list(measured))
-    seconds = np.array(list(measured.values()))
     if len(measured) == 1:
-        coefficients = np.array([0.0, seconds[0] / terms[0, 1], 0.0])
-    else:
-        coefficients, _ = nnls(terms / seconds[:, None], np.ones(len(seconds)))
-    error = np.abs(terms @ coefficients / seconds - 1.0).max()
+        # One shape cannot part overhead, tokens and attention.
+        terms[:, [0, 2]] = 0.0
+    fit = fit_relative(terms, np.array(list(measured.values())))
+    overhead_s, token_s, attention_s = fit.coefficients
     return StepCost(
-        overhead_s=float(coefficients[0]),
-        token_s=float(coefficients[1]),
-        attention_s=float(coefficients[2]),
-        max_relative_error=float(error),
+        overhead_s=overhead_s,
+        token_s=token_s,
+        attention_s=attention_s,
+        max_relative_error=fit.max_relative_error,
+        fit=fit,
     )
 
 

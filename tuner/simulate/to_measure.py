@@ -1,0 +1,70 @@
+"""Which shapes of a plan a trial measures: those that carry the run and are least known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.batching.grouping import Shape
+from tuner.simulate.cost_book import KnownCosts
+
+KNOWN_WELL = 0.02
+"""Share of a run's seconds, as a 95 % half width, that its unmeasured shapes may leave open. Below
+the error of a measurement between processes there is nothing to win by another one."""
+
+
+def choose_shapes(
+    counts: Mapping[Shape, float], epochs: int, costs: KnownCosts, max_shapes: int
+) -> tuple[Shape, ...]:
+    """The shapes to measure, largest first, so that one too large for memory shows at once.
+
+    The uncertain seconds of a shape are its half width times its steps, and those of its compile.
+    Shapes that were not measured are taken from the most uncertain seconds down, until what is
+    left open is under KNOWN_WELL of the run. The largest shape comes first of all where nothing as
+    large was measured: it decides whether the plan fits in memory.
+
+    Args:
+        counts: (B, L) -> steps of an epoch, not all 0.
+        epochs: >= 1.
+        costs: What is known.
+        max_shapes: >= 1.
+
+    Returns:
+        At most max_shapes; empty where the plan is known well.
+    """
+    met = [shape for shape, count in counts.items() if count]
+    run_s = costs.compile_s(met) + epochs * sum(
+        counts[shape] * costs.step_s(shape) for shape in met
+    )
+    open_s = {
+        shape: _open_s(shape, epochs * counts[shape], costs)
+        for shape in met
+        if shape not in costs.steps_s
+    }
+    chosen: list[Shape] = []
+    largest = max(met, key=_size)
+    if _size(largest) > max(map(_size, costs.steps_s), default=(0, 0)):
+        chosen.append(largest)
+    for shape in sorted(open_s, key=lambda shape: (-open_s[shape], shape)):
+        left_s = sum(seconds for other, seconds in open_s.items() if other not in chosen)
+        if left_s <= KNOWN_WELL * run_s or len(chosen) >= max_shapes:
+            break
+        if shape not in chosen:
+            chosen.append(shape)
+    return tuple(sorted(chosen, key=_size, reverse=True))
+
+
+def largest_first(counts: Mapping[Shape, float]) -> tuple[Shape, ...]:
+    """Every shape that an epoch meets, most padded tokens first."""
+    return tuple(
+        sorted((shape for shape, count in counts.items() if count), key=_size, reverse=True)
+    )
+
+
+def _open_s(shape: Shape, num_steps: float, costs: KnownCosts) -> float:
+    compile_s = 0.0 if shape in costs.first_calls_s else costs.shape_s(shape)
+    return num_steps * costs.half_width_s(shape) + costs.model.compile_error * compile_s
+
+
+def _size(shape: Shape) -> tuple[int, int]:
+    size, length = shape
+    return size * length, length
