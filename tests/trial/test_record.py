@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from typing import Any, get_args
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import configs
 
-from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
 from tuner.trial.record import (
     Installation,
     Refusal,
@@ -18,6 +20,7 @@ from tuner.trial.record import (
     TrialResult,
     TrialSpec,
     UnreadableRecordError,
+    is_sound,
     parse_json,
     to_json,
 )
@@ -29,10 +32,10 @@ measurements = st.builds(
     batch_size=st.integers(1, 9999),
     padded_length=st.integers(1, 99999),
     first_call_s=seconds,
-    step_s=seconds,
-    step_spread_s=seconds,
-    num_timed_steps=st.integers(1, 99),
+    steady_s=st.lists(seconds, min_size=1, max_size=5).map(tuple),
+    has_compiled=st.booleans(),
     memory_bytes=counts,
+    added_bytes=counts,
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 results = st.builds(
@@ -41,6 +44,7 @@ results = st.builds(
     reason=st.text(),
     shapes=st.lists(measurements, max_size=3).map(tuple),
     update=st.none() | st.builds(UpdateMeasurement, first_call_s=seconds, update_s=seconds),
+    base_bytes=counts,
     peak_bytes=counts,
     memory_kind=st.text(),
     wall_s=seconds,
@@ -49,10 +53,11 @@ specs = st.builds(
     TrialSpec,
     config=configs(),
     lengths_file=st.text(),
-    max_shapes=st.integers(3, 99),
+    shapes=st.lists(st.tuples(st.integers(1, 999), st.integers(1, 9999)), min_size=1).map(tuple),
     timed_steps=st.integers(1, 99),
     time_limit_s=st.floats(0.001, 1e6),
     memory_limit_bytes=st.integers(1, 2**45),
+    device_id=st.integers(0, 7),
 )
 installations = st.builds(
     Installation, device=st.text(), versions=st.dictionaries(st.text(), st.text(), max_size=3)
@@ -68,8 +73,8 @@ def test_what_was_written_is_read_back(record):
 
 
 MEASUREMENT: dict[str, Any] = {
-    "batch_size": 4, "padded_length": 32, "first_call_s": 3.0, "step_s": 0.5,
-    "step_spread_s": 0.0, "num_timed_steps": 4, "memory_bytes": 10, "loss": None,
+    "batch_size": 4, "padded_length": 32, "first_call_s": 3.0, "steady_s": [0.5, 0.75],
+    "has_compiled": True, "memory_bytes": 10, "added_bytes": 3, "loss": None,
 }  # fmt: skip
 
 
@@ -86,7 +91,9 @@ def test_a_line_cut_off_anywhere_is_unreadable(end):
     [
         ({"batch_size": "four"}, "batch_size"),
         ({"batch_size": 1.5}, "batch_size"),
-        ({"step_s": None}, "step_s"),
+        ({"steady_s": None}, "steady_s"),
+        ({"steady_s": [0.5, "x"]}, "steady_s.1"),
+        ({"has_compiled": 3}, "has_compiled"),
         ({"memory_bytes": []}, "memory_bytes"),
     ],
 )
@@ -106,3 +113,44 @@ def test_the_field_that_is_missing_is_named(missing):
 def test_text_that_is_no_result(text):
     with pytest.raises(UnreadableRecordError):
         parse_json(TrialResult, text)
+
+
+SHAPE = parse_json(ShapeMeasurement, json.dumps(MEASUREMENT))
+OK = TrialResult(
+    status="ok", shapes=(SHAPE,), update=UpdateMeasurement(first_call_s=1.0, update_s=0.5)
+)
+UNTRUE = [math.nan, math.inf, -math.inf, -0.5, 0.0]
+
+
+class TestSound:
+    def test_a_whole_result_is(self):
+        assert is_sound(OK)
+
+    @pytest.mark.parametrize("seconds", UNTRUE)
+    @pytest.mark.parametrize("status", ["ok", "oom"])
+    def test_no_second_may_be_untrue(self, seconds, status):
+        for shape in (
+            dataclasses.replace(SHAPE, first_call_s=seconds),
+            dataclasses.replace(SHAPE, steady_s=(0.5, seconds)),
+        ):
+            assert not is_sound(dataclasses.replace(OK, status=status, shapes=(SHAPE, shape)))
+        for name in ("first_call_s", "update_s"):
+            update = dataclasses.replace(OK.update, **{name: seconds})
+            assert not is_sound(dataclasses.replace(OK, status=status, update=update))
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"steady_s": ()}, {"batch_size": 0}, {"padded_length": -1}, {"added_bytes": -1}],
+        ids=str,
+    )
+    def test_a_shape_has_rows_tokens_and_steps(self, change):
+        shape = dataclasses.replace(SHAPE, **change)
+        assert not is_sound(dataclasses.replace(OK, shapes=(shape,)))
+
+    def test_ok_needs_shapes_and_the_update(self):
+        assert not is_sound(dataclasses.replace(OK, update=None))
+        assert not is_sound(dataclasses.replace(OK, shapes=()))
+
+    @pytest.mark.parametrize("status", sorted(set(get_args(Status)) - {"ok"}))
+    def test_a_failure_needs_neither(self, status):
+        assert is_sound(TrialResult(status=status, reason="because of this"))

@@ -5,12 +5,15 @@ The workers are small scripts that do on purpose what a real trial may do by acc
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import psutil
@@ -18,21 +21,23 @@ import pytest
 from strategies import make_config
 
 from tuner.errors import BadInputError
-from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
 from tuner.trial.fake import FakeRunner, HiddenCost
 from tuner.trial.folder import TrialFolder
 from tuner.trial.record import (
     Installation,
     Refusal,
+    Status,
     TrialResult,
     TrialSpec,
+    is_sound,
     parse_json,
     to_json,
 )
-from tuner.trial.runner import ProcessRunner, TrialRunner
+from tuner.trial.runner import OnMeasured, ProcessRunner, TrialRunner, go_on
 
 GB = 10**9
-STATUSES = {"ok", "oom", "timeout", "crashed", "diverged", "refused"}
+STATUSES = set(get_args(Status))
 
 
 def measurement(length: int) -> ShapeMeasurement:
@@ -40,10 +45,10 @@ def measurement(length: int) -> ShapeMeasurement:
         batch_size=4,
         padded_length=length,
         first_call_s=3.5,
-        step_s=0.25,
-        step_spread_s=0.01,
-        num_timed_steps=4,
+        steady_s=(0.25, 0.375, 0.125, 0.25),
+        has_compiled=True,
         memory_bytes=123_456_789,
+        added_bytes=23_456_789,
         loss=4.5,
     )
 
@@ -53,6 +58,7 @@ OK = TrialResult(
     status="ok",
     shapes=(measurement(32), measurement(16)),
     update=UpdateMeasurement(first_call_s=1.0, update_s=0.125),
+    base_bytes=10**8,
     peak_bytes=5 * 10**8,
     memory_kind="resident set of the process",
 )
@@ -75,7 +81,7 @@ def spec(tmp_path: Path) -> TrialSpec:
     return TrialSpec(
         config=make_config({"batching.strategy": "fixed"}),
         lengths_file=str(tmp_path / "lengths.npy"),
-        max_shapes=8,
+        shapes=((4, 32), (4, 16)),
         timed_steps=4,
         time_limit_s=60.0,
         memory_limit_bytes=4 * GB,
@@ -95,13 +101,17 @@ def run(tmp_path: Path, spec: TrialSpec, folder: TrialFolder) -> Run:
     """Run a script as the worker."""
 
     def run_script(
-        code: str, *, time_limit_s: float = 60.0, memory_limit_bytes: int = 4 * GB
+        code: str,
+        *,
+        time_limit_s: float = 60.0,
+        memory_limit_bytes: int = 4 * GB,
+        on_measured: OnMeasured = go_on,
     ) -> TrialResult:
         script = tmp_path / "worker script.py"
         script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
         limits = {"time_limit_s": time_limit_s, "memory_limit_bytes": memory_limit_bytes}
         return ProcessRunner([sys.executable, str(script)]).run(
-            TrialSpec(**{**vars(spec), **limits}), folder
+            TrialSpec(**{**vars(spec), **limits}), folder, on_measured
         )
 
     return run_script
@@ -161,10 +171,18 @@ class TestAnEndByItself:
             '{"status": "ok"}',
             '{"status": "ok", "shapes": [], "update": {"first_call_s": 1, "update_s": 1}}',
             to_json(OK)[:-20],
+            to_json(dataclasses.replace(OK, update=None)),
+            to_json(OK).replace("0.375", "NaN"),
+            to_json(OK).replace("0.375", "-0.375"),
+            to_json(OK).replace("0.375", "0.0"),
+            to_json(OK).replace("[0.25,0.375,0.125,0.25]", "[]"),
+            to_json(OK).replace('"first_call_s":3.5', '"first_call_s":Infinity'),
+            to_json(OK).replace('"update_s":0.125', '"update_s":0.0'),
             b"\\xff\\xfe\\x00",
         ],
     )
     def test_a_garbage_result(self, run, text):
+        assert text != to_json(OK)
         found = run(f"result({text!r})")
         assert (found.status, found.reason) == ("crashed", "it wrote an unreadable result")
 
@@ -335,6 +353,107 @@ class TestMeasurementsBeforeAFailure:
         assert (found.status, found.reason) == ("refused", "no; do that")
 
 
+# Writes a line at a time and lives on.
+STEP_BY_STEP = """
+import os
+(folder / "own.pid").write_text(str(os.getpid()))
+for line in MEASURED:
+    with (folder / "measured.jsonl").open("a") as file:
+        file.write(line + "\\n")
+    time.sleep(0.7)
+"""
+
+
+class TestWhileItRuns:
+    def test_shapes_are_told_as_they_come(self, run):
+        told, threads = [], set()
+
+        def keep(shapes):
+            told.append(shapes)
+            threads.add(threading.get_ident())
+            return False
+
+        found = run(STEP_BY_STEP + "result(OK)", on_measured=keep)
+        assert told == [(measurement(32),), (measurement(32), measurement(16))]
+        assert threads == {threading.get_ident()}
+        assert found.status == "ok"
+
+    def test_a_line_that_is_still_being_written_is_not_told(self, run):
+        told = []
+        run(
+            """
+            with (folder / "measured.jsonl").open("a") as file:
+                for part in (MEASURED[0][:30], MEASURED[0][30:] + "\\n", MEASURED[1][:9]):
+                    file.write(part)
+                    file.flush()
+                    time.sleep(0.7)
+            """,
+            on_measured=lambda shapes: bool(told.append(shapes)),
+        )
+        assert told == [(measurement(32),)]
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_a_trial_that_was_told_to_end_is_pruned(self, run, folder, count):
+        started = time.monotonic()
+        found = run(
+            STEP_BY_STEP + "time.sleep(600)", on_measured=lambda shapes: len(shapes) == count
+        )
+        assert time.monotonic() - started < 20.0
+        words = "1 measured shape" if count == 1 else "2 measured shapes"
+        assert (found.status, found.update) == ("pruned", None)
+        assert found.reason == f"it cannot become the best, after {words}"
+        assert found.shapes == (measurement(32), measurement(16))[:count]
+        assert found.wall_s > 0.0
+        wait_until_gone(int((folder.path / "own.pid").read_text()))
+
+    def test_a_fault_of_the_caller_ends_the_trial(self, run, folder):
+        def fail(shapes):
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            run(STEP_BY_STEP + "time.sleep(600)", on_measured=fail)
+        wait_until_gone(int((folder.path / "own.pid").read_text()))
+
+
+class TestStop:
+    def runner(self, tmp_path: Path) -> ProcessRunner:
+        script = tmp_path / "worker.py"
+        code = """
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (folder / "child.pid").write_text(str(child.pid))
+        (folder / "own.pid").write_text(str(os.getpid()))
+        time.sleep(600)
+        """
+        script.write_text(PRELUDE + textwrap.dedent(code))
+        return ProcessRunner([sys.executable, str(script)])
+
+    def test_ends_what_runs_within_two_seconds(self, tmp_path, spec, folder):
+        runner = self.runner(tmp_path)
+        found: list[TrialResult] = []
+        thread = threading.Thread(target=lambda: found.append(runner.run(spec, folder)))
+        thread.start()
+        own = folder.path / "own.pid"
+        deadline = time.monotonic() + 30.0
+        while not (own.exists() and own.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        stopped = time.monotonic()
+        runner.stop()
+        thread.join(timeout=10.0)
+        assert time.monotonic() - stopped < 2.0
+        assert [item.status for item in found] == ["pruned"]
+        for name in ("own.pid", "child.pid"):
+            wait_until_gone(int((folder.path / name).read_text()), seconds=2.0)
+
+    def test_lets_nothing_start_any_more(self, tmp_path, spec, folder):
+        runner = self.runner(tmp_path)
+        runner.stop()
+        started = time.monotonic()
+        found = runner.run(spec, folder)
+        assert time.monotonic() - started < 2.0
+        assert (found.status, found.shapes) == ("pruned", ())
+
+
 class TestTheFolder:
     @pytest.mark.parametrize("name", ["with space", "数据 ü", "-dash", 'quo\'te "$HOME"'])
     def test_may_be_called_anything(self, tmp_path, spec, name):
@@ -397,7 +516,8 @@ def any_runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
             failure = None if result is None else (result.status, result.reason)
             return FakeRunner(HiddenCost(), fails=lambda config: failure)
         script = tmp_path / "worker.py"
-        script.write_text(PRELUDE + f"result({to_json(result or OK)!r})")
+        ending = f"result({to_json(result or OK)!r})"
+        script.write_text(PRELUDE + (ending if result else STEP_BY_STEP + ending))
         return ProcessRunner([sys.executable, str(script)])
 
     yield make
@@ -410,6 +530,9 @@ class TestContractOfEveryRunner:
         assert found.shapes and found.update is not None
         assert found.peak_bytes > 0 and found.memory_kind and found.wall_s > 0
         assert all(shape.first_call_s >= shape.step_s > 0 for shape in found.shapes)
+        assert tuple(shape.shape for shape in found.shapes) == spec.shapes
+        assert found.base_bytes > 0
+        assert is_sound(found)
 
     @pytest.mark.parametrize("status", sorted(STATUSES - {"ok"}))
     def test_a_failure_is_a_value_with_its_reason(self, any_runner, spec, folder, status):
@@ -421,3 +544,24 @@ class TestContractOfEveryRunner:
     def test_the_answer_survives_json(self, any_runner, spec, folder):
         found = any_runner(None).run(spec, folder)
         assert parse_json(TrialResult, to_json(found)) == found
+
+    def test_every_measured_shape_is_told_and_may_end_the_trial(self, any_runner, spec, folder):
+        told = []
+
+        def keep(shapes):
+            told.append([item.shape for item in shapes])
+            return False
+
+        assert any_runner(None).run(spec, folder, keep).status == "ok"
+        assert told == [[(4, 32)], [(4, 32), (4, 16)]]
+
+    def test_a_pruned_trial_keeps_what_it_measured(self, any_runner, spec, folder):
+        found = any_runner(None).run(spec, folder, lambda shapes: True)
+        assert found.status == "pruned"
+        assert found.reason.startswith("it cannot become the best")
+        assert [item.shape for item in found.shapes] == [(4, 32)]
+        assert found.update is None
+        assert is_sound(found)
+
+    def test_may_be_stopped_when_nothing_runs(self, any_runner):
+        any_runner(None).stop()

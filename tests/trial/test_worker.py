@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import psutil
 import pytest
 from strategies import make_config
 
+from tuner.batching.grouping import Shape
 from tuner.batching.plan import plan_batches, resolve_boundaries
 from tuner.data.lengths import scan_lengths
 from tuner.data.mindrecord import MindRecordWriter, open_mindrecord
 from tuner.errors import BadInputError
-from tuner.simulate.estimate import ShapeMeasurement
+from tuner.simulate.measurement import ShapeMeasurement
 from tuner.trial.folder import TrialFolder
 from tuner.trial.record import TrialResult, TrialSpec, parse_json, to_json
 from tuner.trial.runner import WORKER_COMMAND, ProcessRunner
@@ -57,12 +58,16 @@ def make_spec(data: Path, tmp_path: Path) -> MakeSpec:
     lengths = scan_lengths(open_mindrecord(data))
     np.save(tmp_path / "lengths.npy", lengths.tokens)
 
-    def make(max_shapes: int = 32, **changes: Any) -> TrialSpec:
+    def make(shapes: Sequence[Shape] = (), **changes: Any) -> TrialSpec:
+        """A spec; without shapes it asks for all that the epoch meets, largest first."""
         config = make_config({"data.path": str(data), **TINY, **changes})
+        config = resolve_boundaries(lengths, config)
+        counts = plan_batches(lengths, config).shape_counts()
+        met = sorted(filter(counts.get, counts), key=lambda shape: -shape[0] * shape[1])
         return TrialSpec(
-            config=resolve_boundaries(lengths, config),
+            config=config,
             lengths_file=str(tmp_path / "lengths.npy"),
-            max_shapes=max_shapes,
+            shapes=tuple(shapes or met),
             timed_steps=3,
             time_limit_s=240.0,
             memory_limit_bytes=8 * GB,
@@ -107,51 +112,58 @@ class TestMeasuring:
         # 40, 11 rows make 6 batches of 2.
         assert [item.shape for item in found.shapes] == [(2, 40), (8, 8)]
         for item in found.shapes:
-            assert item.num_timed_steps == 3
+            assert len(item.steady_s) == 3
             assert item.first_call_s > item.step_s > 0
-            assert item.step_spread_s >= 0
+            assert item.has_compiled
             assert item.memory_bytes > 50 * 10**6
+            assert item.added_bytes >= 0
             # Untrained: as good as guessing among 32 ids.
             assert item.loss == pytest.approx(np.log(32), abs=0.5)
         assert found.shapes[0].compile_s > 0.2
         assert found.update is not None
         assert found.update.first_call_s > found.update.update_s > 0
         assert found.peak_bytes >= max(item.memory_bytes for item in found.shapes)
+        added = sum(item.added_bytes for item in found.shapes)
+        assert 50 * 10**6 < found.base_bytes <= found.peak_bytes
+        assert found.base_bytes + added == pytest.approx(found.shapes[-1].memory_bytes, rel=0.2)
         assert found.memory_kind == "resident set of the process"
         kept = [
             parse_json(ShapeMeasurement, line) for line in folder.measured.read_text().splitlines()
         ]
         assert tuple(kept) == found.shapes
 
-    def test_a_dynamic_graph_at_no_more_shapes_than_asked_for(self, tmp_path, make_spec):
-        spec = make_spec(
-            max_shapes=3,
-            **{
-                "batching.strategy": "dynamic",
-                "batching.tokens_per_batch": 40,
-                "batching.align": 1,
-                "graph.mode": "dynamic",
-            },
-        )
-        lengths = scan_lengths(open_mindrecord(spec.config.data.path))
-        counts = plan_batches(lengths, spec.config).shape_counts()
-        planned = [shape for shape, count in counts.items() if count]
+    def test_a_dynamic_graph_at_the_shapes_asked_for_compiles_once(self, tmp_path, make_spec):
+        changes = {
+            "batching.strategy": "dynamic",
+            "batching.tokens_per_batch": 40,
+            "batching.align": 1,
+            "graph.mode": "dynamic",
+        }
+        planned = make_spec(**changes).shapes
         assert len(planned) > 3
-        found = run(spec, TrialFolder(tmp_path / "0000"))
+        asked = planned[0], planned[2], planned[-1]
+        found = run(make_spec(asked, **changes), TrialFolder(tmp_path / "0000"))
         assert found.status == "ok", found.reason
-        tokens = [size * length for size, length in (item.shape for item in found.shapes)]
-        assert len(found.shapes) == 3
-        assert {item.shape for item in found.shapes} <= set(planned)
-        assert tokens == sorted(tokens, reverse=True)
+        assert tuple(item.shape for item in found.shapes) == asked
+        assert [item.has_compiled for item in found.shapes] == [True, False, False]
         # One graph: the compile is in the first call of the first shape.
         first, *others = (item.compile_s for item in found.shapes)
         assert all(first > 3 * other for other in others)
+
+    def test_a_shape_that_the_plan_does_not_have_gets_random_rows(self, tmp_path, make_spec):
+        """Longer than every row of the set, too."""
+        spec = make_spec([(3, 77)], **{"batching.strategy": "fixed"})
+        found = run(spec, TrialFolder(tmp_path / "0000"))
+        assert (found.status, found.reason) == ("ok", "")
+        (item,) = found.shapes
+        assert item.shape == (3, 77)
+        assert item.loss == pytest.approx(np.log(32), abs=0.5)
 
 
 @pytest.mark.mindspore
 class TestFailing:
     def test_bad_input_is_refused_in_its_own_words(self, tmp_path, make_spec):
-        spec = make_spec(**{"data.path": str(tmp_path / "nowhere.mindrecord")})
+        spec = make_spec([(1, 8)], **{"data.path": str(tmp_path / "nowhere.mindrecord")})
         found = run(spec, TrialFolder(tmp_path / "0000"))
         assert found.status == "refused"
         assert "nowhere.mindrecord" in found.reason

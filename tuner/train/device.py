@@ -35,8 +35,12 @@ class Device:
     memory_kind: str
 
 
-def open_device(config: TrainConfig) -> Device:
+def open_device(config: TrainConfig, device_id: int = 0) -> Device:
     """Set the process up for the config's device, in graph mode. Call it once, first.
+
+    Args:
+        config: Device, graph and precision.
+        device_id: Of several Ascend devices the one to take; CPU has one.
 
     Raises:
         BadInputError: the config asks for a device, a jit_level or a dtype that is not to be had.
@@ -49,7 +53,10 @@ def open_device(config: TrainConfig) -> Device:
             fix="set graph.jit_level to O0 or O1",
         )
     check_precision(config.precision, name)
-    ms.set_device(name)
+    if name == ASCEND:
+        ms.set_device(name, device_id)
+    else:
+        ms.set_device(name)
     ms.set_context(mode=ms.GRAPH_MODE)
     return Device(
         name=name, memory_kind="device pool" if name == ASCEND else "resident set of the process"

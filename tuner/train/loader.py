@@ -81,6 +81,27 @@ class Batch:
             label_tokens=0,
         )
 
+    @classmethod
+    def full(cls, shape: Shape, config: TrainConfig) -> Batch:
+        """A batch of full rows of random ids, always the same ones; every label counts."""
+        rng = np.random.default_rng(shape)
+        ids_BT = rng.integers(0, config.model.vocab_size, shape, dtype=np.int32)
+        targets_BT = np.roll(ids_BT, -1, axis=1)
+        targets_BT[:, -1] = IGNORED_LABEL
+        packing = None
+        if config.batching.strategy == "packed":
+            places_BT = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+            packing = Packing(
+                segment_ids_BT=np.ones(shape, dtype=np.int32), positions_BT=places_BT.copy()
+            )
+        return cls(
+            input_ids_BT=ids_BT,
+            targets_BT=targets_BT,
+            packing=packing,
+            real_tokens=ids_BT.size,
+            label_tokens=int((targets_BT != IGNORED_LABEL).sum()),
+        )
+
     @property
     def shape(self) -> Shape:
         """(B, L)."""

@@ -6,18 +6,18 @@ made up and says so in `memory_kind`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import plan_batches
 from tuner.config.schema import TrainConfig
-from tuner.data.lengths import Lengths
-from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.simulate.measurement import CostKey, ShapeMeasurement, UpdateMeasurement
 from tuner.trial.folder import TrialFolder
 from tuner.trial.record import Installation, Status, TrialResult, TrialSpec
+from tuner.trial.runner import OnMeasured, go_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,11 @@ class HiddenCost:
         token_s: Seconds a padded token.
         attention_s: Seconds a padded token and token attended to.
         dynamic_factor: A step of a dynamic graph takes this many times a static one.
+        low_factor: A step below fp32 takes this many times one in fp32.
+        packed_factor: A step of packed rows takes this many times one of single rows.
+        row_s: Seconds a row of a batch: a term that the fitted cost does not have.
+        process_bytes: Memory before the first shape.
+        token_bytes: Bytes a padded token, of every static shape, of the largest dynamic one.
     """
 
     compile_s: float = 5.0
@@ -37,13 +42,23 @@ class HiddenCost:
     token_s: float = 1.3e-4
     attention_s: float = 2.8e-7
     dynamic_factor: float = 1.9
+    low_factor: float = 1.6
+    packed_factor: float = 1.05
+    row_s: float = 0.0
+    process_bytes: int = 500_000_000
+    token_bytes: int = 50_000
 
-    def step_s(self, shape: Shape, mode: str) -> float:
+    def step_s(self, shape: Shape, key: CostKey) -> float:
         """Seconds of one steady step at (B, L)."""
         size, length = shape
         tokens = size * length
-        static_s = self.overhead_s + self.token_s * tokens + self.attention_s * tokens * length
-        return static_s * (self.dynamic_factor if mode == "dynamic" else 1.0)
+        seconds = self.overhead_s + self.token_s * tokens + self.attention_s * tokens * length
+        seconds += self.row_s * size
+        if key.graph_mode == "dynamic":
+            seconds *= self.dynamic_factor
+        if key.precision != "fp32":
+            seconds *= self.low_factor
+        return seconds * (self.packed_factor if key.rows == "packed" else 1.0)
 
 
 class FakeRunner:
@@ -55,56 +70,89 @@ class FakeRunner:
         *,
         noise: float = 0.0,
         fails: Callable[[TrainConfig], tuple[Status, str] | None] = lambda config: None,
+        salt: tuple[int, ...] = (),
     ) -> None:
         """Set up the hidden device.
 
         Args:
             cost: Its costs.
             noise: Standard deviation of the relative error of every timing, >= 0. It follows from
-                the config and the shape, not from the order of trials.
+                the shape and the graph, not from the order of trials.
             fails: Status and reason of a config that fails; None for one that does not.
+            salt: Of the noise: the same device on another day.
         """
         self._cost = cost
         self._noise = noise
         self._fails = fails
-        self.configs: list[TrainConfig] = []
+        self._salt = salt
+        self._lock = threading.Lock()
+        self.specs: list[TrialSpec] = []
 
     def probe(self, device: str) -> Installation:
         """A device called CPU."""
         return Installation(device="CPU", versions={"mindspore": "fake"})
 
-    def run(self, spec: TrialSpec, folder: TrialFolder) -> TrialResult:
-        """Cost every shape of the plan; nothing is written."""
-        self.configs.append(spec.config)
+    def stop(self) -> None:
+        """Nothing runs on after `run` has returned."""
+
+    def run(
+        self, spec: TrialSpec, folder: TrialFolder, on_measured: OnMeasured = go_on
+    ) -> TrialResult:
+        """Cost every shape that is asked for; nothing is written."""
+        with self._lock:
+            self.specs.append(spec)
         failure = self._fails(spec.config)
         if failure is not None:
             return TrialResult(status=failure[0], reason=failure[1], wall_s=1.0)
-        lengths = Lengths(tokens=np.load(spec.lengths_file), fingerprint="fake")
-        plan = plan_batches(lengths, spec.config)
-        mode = spec.config.graph.mode
-        measured = tuple(
-            self._measure(shape, mode, compiles=mode == "static" or index == 0)
-            for index, shape in enumerate(plan.shapes)
-        )
+        measured: tuple[ShapeMeasurement, ...] = ()
+        memory_bytes = self._cost.process_bytes
+        for shape in spec.shapes:
+            item = self._measure(shape, spec, memory_bytes, is_first=not measured)
+            memory_bytes = item.memory_bytes
+            if memory_bytes > spec.memory_limit_bytes:
+                return self._failed("oom", "over the made-up memory", measured)
+            measured = (*measured, item)
+            if on_measured(measured):
+                return self._failed("pruned", "it cannot become the best", measured)
         return TrialResult(
             status="ok",
             shapes=measured,
             update=UpdateMeasurement(first_call_s=1.0, update_s=0.01),
-            peak_bytes=10**9,
+            base_bytes=self._cost.process_bytes,
+            peak_bytes=memory_bytes,
             memory_kind="made up",
             wall_s=1.0,
         )
 
-    def _measure(self, shape: Shape, mode: str, *, compiles: bool) -> ShapeMeasurement:
-        rng = np.random.default_rng([*shape, len(mode)])
-        step_s = self._cost.step_s(shape, mode) * (1.0 + self._noise * rng.standard_normal())
+    @property
+    def configs(self) -> list[TrainConfig]:
+        """The configs of all trials that were run, in order."""
+        return [spec.config for spec in self.specs]
+
+    @staticmethod
+    def _failed(
+        status: Status, reason: str, measured: tuple[ShapeMeasurement, ...]
+    ) -> TrialResult:
+        return TrialResult(status=status, reason=reason, shapes=measured, wall_s=1.0)
+
+    def _measure(
+        self, shape: Shape, spec: TrialSpec, bytes_before: int, *, is_first: bool
+    ) -> ShapeMeasurement:
+        key = CostKey.of(spec.config, "CPU")
+        compiles = is_first or key.graph_mode == "static"
+        rng = np.random.default_rng([*shape, *str(key).encode(), *self._salt])
+        # One error for the process and the shape, a smaller one for every step.
+        level = 1.0 + self._noise * rng.standard_normal()
+        step_s = self._cost.step_s(shape, key) * max(0.1, level)
+        steps = 1.0 + self._noise / 3 * rng.standard_normal(spec.timed_steps)
+        added = self._cost.token_bytes * shape[0] * shape[1] if compiles else 0
         return ShapeMeasurement(
             batch_size=shape[0],
             padded_length=shape[1],
             first_call_s=step_s + (self._cost.compile_s if compiles else 0.0),
-            step_s=step_s,
-            step_spread_s=0.0,
-            num_timed_steps=1,
-            memory_bytes=10**9,
+            steady_s=tuple((step_s * np.maximum(0.1, steps)).tolist()),
+            has_compiled=compiles,
+            memory_bytes=bytes_before + added,
+            added_bytes=added,
             loss=None,
         )

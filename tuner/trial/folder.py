@@ -1,13 +1,15 @@
 """Every path of a study and of its trials: the file system is the protocol.
 
 results/
-  best.yaml trials.csv summary.txt report.md   what users read, each replaced at once
+  best.yaml trials.csv summary.txt report.html what users read, each replaced at once
+  cost_model.yaml                              what was learned about costs
   study.db                                     Optuna's storage
   lengths.npy                                  int32 [N], read by every trial
   lock                                         held while a tuner works in this folder
   trials/0007/spec.json                        written by the tuner
   trials/0007/measured.jsonl result.json       written by the trial
   trials/0007/stdout.log stderr.log            what the trial printed
+  confirmation/0003/                           the same of a round of the confirmation
 """
 
 from __future__ import annotations
@@ -72,7 +74,12 @@ class StudyFolder:
     @property
     def report(self) -> Path:
         """The result with its reasons."""
-        return self.path / "report.md"
+        return self.path / "report.html"
+
+    @property
+    def costs(self) -> Path:
+        """What was learned about costs, reusable."""
+        return self.path / "cost_model.yaml"
 
     @property
     def storage(self) -> Path:
@@ -93,6 +100,10 @@ class StudyFolder:
     def trials(self) -> Path:
         """Parent of the trials' folders."""
         return self.path / "trials"
+
+    def confirmation(self, number: int) -> TrialFolder:
+        """The folder of one round of the confirmation, by its number there."""
+        return TrialFolder(self.path / "confirmation" / f"{number:04d}")
 
     def trial(self, number: int) -> TrialFolder:
         """The folder of a trial by its number in the study."""

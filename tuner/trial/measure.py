@@ -1,4 +1,4 @@
-"""Measuring one config: which shapes, and how they are timed. Runs inside the trial's process.
+"""Measuring one config: how shapes are timed. Runs inside the trial's process.
 
 The first call of a shape holds its compile and the taking of its memory, the second is not typical
 yet: both are left out of the steady timings. Every call ends with the result on the host, so a
@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tuner.batching.grouping import Shape
 from tuner.batching.plan import BatchPlan, PlannedBatch
 from tuner.config.schema import TrainConfig
 from tuner.data.mindrecord import MindRecordSet
-from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
 from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_batches
@@ -31,35 +31,25 @@ class DivergedError(Exception):
     """A loss that is not a number."""
 
 
-def choose_shapes(counts: Mapping[Shape, int], max_shapes: int) -> list[Shape]:
-    """The shapes to measure, largest first, so that one too large for memory shows at once.
-
-    All that the epoch meets, if they are few enough; else the largest and the smallest, between
-    which the fit then interpolates, and of the rest those that carry most padded tokens.
-
-    Args:
-        counts: (B, L) -> steps of an epoch.
-        max_shapes: >= 3.
-    """
-    met = sorted((shape for shape, count in counts.items() if count), key=_size, reverse=True)
-    if len(met) <= max_shapes:
-        return met
-    by_share = sorted(met[1:-1], key=lambda shape: counts[shape] * _size(shape)[0], reverse=True)
-    chosen = {met[0], met[-1], *by_share[: max_shapes - 2]}
-    return [shape for shape in met if shape in chosen]
-
-
 def read_one_batch_each(
     dataset: MindRecordSet, plan: BatchPlan, shapes: Sequence[Shape], config: TrainConfig
 ) -> list[Batch]:
-    """The first batch of the epoch at each shape, of real rows."""
+    """The first batch of the epoch at each shape, of real rows.
+
+    Args:
+        dataset: The rows.
+        plan: Of the config.
+        shapes: Those that the epoch does not meet get full rows of random ids.
+        config: The config.
+    """
     first: dict[Shape, PlannedBatch] = {}
     for step in plan.steps_of_rank(0):
         first.setdefault(step.shape, step)
         if len(first) == len(plan.shapes):
             break
-    steps = [first[shape] for shape in shapes]
-    return list(read_batches(dataset, steps, config))
+    planned = [first[shape] for shape in shapes if shape in first]
+    batches = {batch.shape: batch for batch in read_batches(dataset, planned, config)}
+    return [batches.get(shape) or Batch.full(shape, config) for shape in shapes]
 
 
 def measure_shapes(
@@ -102,6 +92,7 @@ def measure_update(engine: Engine, learning_rate: float, timed_updates: int) -> 
 def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasurement:
     seconds: list[float] = []
     losses: list[float] = []
+    bytes_before, graphs_before = memory_bytes(engine.device), engine.num_graphs()
     while not _is_enough(seconds[UNTYPICAL_CALLS:], timed_steps):
         started = time.perf_counter()
         losses.append(engine.run_step(batch))
@@ -109,15 +100,16 @@ def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasu
     size, length = batch.shape
     if not all(math.isfinite(loss) for loss in losses):
         raise DivergedError(f"the loss at B={size} L={length} is {losses[0]}")
-    steady = seconds[UNTYPICAL_CALLS:]
+    bytes_after = memory_bytes(engine.device)
     return ShapeMeasurement(
         batch_size=size,
         padded_length=length,
         first_call_s=seconds[0],
-        step_s=statistics.median(steady),
-        step_spread_s=max(steady) - min(steady),
-        num_timed_steps=len(steady),
-        memory_bytes=memory_bytes(engine.device),
+        steady_s=tuple(seconds[UNTYPICAL_CALLS:]),
+        # Where MindSpore does not count its graphs, a shape is taken to compile.
+        has_compiled=graphs_before is None or engine.num_graphs() != graphs_before,
+        memory_bytes=bytes_after,
+        added_bytes=max(0, bytes_after - bytes_before),
         loss=losses[0] / batch.label_tokens if batch.label_tokens else None,
     )
 
@@ -126,8 +118,3 @@ def _is_enough(steady_s: list[float], timed_steps: int) -> bool:
     if len(steady_s) < LEAST_TIMED_STEPS:
         return False
     return len(steady_s) >= timed_steps or sum(steady_s) >= ENOUGH_S
-
-
-def _size(shape: Shape) -> tuple[int, int]:
-    size, length = shape
-    return size * length, length

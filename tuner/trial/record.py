@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
-from tuner.simulate.estimate import ShapeMeasurement, UpdateMeasurement
+from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
 
-Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "refused"]
+Status = Literal["ok", "pruned", "oom", "timeout", "crashed", "diverged", "refused"]
 
 Record = TypeVar("Record")
 
@@ -26,18 +28,21 @@ class TrialSpec:
     Attributes:
         config: A whole config, boundaries resolved.
         lengths_file: `.npy` of the length of every row, int32 [N].
-        max_shapes: Shapes measured at most, >= 3; the others are estimated from these.
+        shapes: (B, L) to measure, in this order, largest first; at least one. Shapes of the plan
+            get real rows, others full rows of random ids.
         timed_steps: Steady steps timed for each shape at most, >= 2; fewer where they are long.
         time_limit_s: Wall seconds of the whole trial, > 0.
         memory_limit_bytes: Resident set of its process at most, > 0.
+        device_id: Of several devices the one to run on.
     """
 
     config: TrainConfig
     lengths_file: str
-    max_shapes: int
+    shapes: tuple[Shape, ...]
     timed_steps: int
     time_limit_s: float
     memory_limit_bytes: int
+    device_id: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +50,13 @@ class TrialResult:
     """What came of a trial; a failure is a value too.
 
     Attributes:
-        status: ok; oom: over the memory limit or an allocation failed; timeout: over the time
-            limit; crashed: any other end; diverged: a loss that is not a number; refused: the
-            config cannot run here.
+        status: ok; pruned: stopped, since what was measured cannot become the best; oom: over the
+            memory limit or an allocation failed; timeout: over the time limit; crashed: any other
+            end; diverged: a loss that is not a number; refused: the config cannot run here.
         reason: Empty for ok, else one line.
         shapes: Measured shapes in the order of their first call; what there was before a failure.
         update: None if the trial did not get that far.
+        base_bytes: Memory before the first shape; 0 if the trial did not get that far.
         peak_bytes: Largest memory seen.
         memory_kind: What peak_bytes is.
         wall_s: Wall seconds of the trial's process.
@@ -60,6 +66,7 @@ class TrialResult:
     reason: str = ""
     shapes: tuple[ShapeMeasurement, ...] = ()
     update: UpdateMeasurement | None = None
+    base_bytes: int = 0
     peak_bytes: int = 0
     memory_kind: str = ""
     wall_s: float = 0.0
@@ -98,3 +105,23 @@ def parse_json(kind: type[Record], text: str) -> Record:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UnreadableRecordError(f"{place or 'text'}: {first['msg']}") from None
+
+
+def is_sound(result: TrialResult) -> bool:
+    """Whether a result holds what its status claims, and only seconds that can be true."""
+    update = result.update
+    if update is not None and not _are_seconds(update.first_call_s, update.update_s):
+        return False
+    if not all(map(is_sound_shape, result.shapes)):
+        return False
+    return result.status != "ok" or bool(result.shapes and update is not None)
+
+
+def is_sound_shape(item: ShapeMeasurement) -> bool:
+    """Whether a measurement is of a shape, with one steady step at least."""
+    is_shape = min(item.shape) >= 1 and item.added_bytes >= 0
+    return is_shape and bool(item.steady_s) and _are_seconds(item.first_call_s, *item.steady_s)
+
+
+def _are_seconds(*values: float) -> bool:
+    return all(math.isfinite(value) and value > 0.0 for value in values)

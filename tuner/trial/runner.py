@@ -15,13 +15,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import psutil
 
 from tuner.errors import BadInputError
+from tuner.simulate.measurement import ShapeMeasurement
 from tuner.trial.deviation import DeviationResult, DeviationSpec, read_deviation_result
 from tuner.trial.folder import TrialFolder
 from tuner.trial.past import read_measured
@@ -32,6 +34,7 @@ from tuner.trial.record import (
     TrialResult,
     TrialSpec,
     UnreadableRecordError,
+    is_sound,
     parse_json,
     to_json,
 )
@@ -51,11 +54,34 @@ OUT_OF_MEMORY_TEXT = re.compile(
 )
 
 
+OnMeasured = Callable[[tuple[ShapeMeasurement, ...]], bool]
+"""Told all shapes measured so far whenever there is one more; True stops the trial as pruned."""
+
+
+def go_on(shapes: tuple[ShapeMeasurement, ...]) -> bool:
+    """An OnMeasured that never stops."""
+    return False
+
+
 class TrialRunner(Protocol):
     """Runs one trial; never raises for what a trial does."""
 
-    def run(self, spec: TrialSpec, folder: TrialFolder) -> TrialResult:
-        """Measure; files go to the folder, which may hold those of an interrupted attempt."""
+    def run(
+        self, spec: TrialSpec, folder: TrialFolder, on_measured: OnMeasured = go_on
+    ) -> TrialResult:
+        """Measure; files go to the folder, which may hold those of an interrupted attempt.
+
+        Args:
+            spec: What to measure.
+            folder: The trial's own.
+            on_measured: Called while the trial runs, from the thread that called `run`.
+        """
+
+    def run_deviation(self, spec: DeviationSpec, folder: TrialFolder) -> DeviationResult:
+        """A deviation run, as `run`: its failures are values."""
+
+    def stop(self) -> None:
+        """End what runs, from another thread, and let nothing start any more."""
 
     def probe(self, device: str) -> Installation:
         """What trials will run on, given the config's `device`."""
@@ -77,25 +103,39 @@ class ProcessRunner:
         """
         self._command = tuple(command)
         self._deviation_command = tuple(deviation_command)
+        self._stopped = threading.Event()
 
-    def run(self, spec: TrialSpec, folder: TrialFolder) -> TrialResult:
-        """Run the worker until it ends or breaks a limit."""
+    def run(
+        self, spec: TrialSpec, folder: TrialFolder, on_measured: OnMeasured = go_on
+    ) -> TrialResult:
+        """Run the worker until it ends, breaks a limit or is told to stop."""
         shutil.rmtree(folder.path, ignore_errors=True)
         folder.path.mkdir(parents=True)
         folder.spec.write_text(to_json(spec), encoding="utf-8")
         started = time.monotonic()
-        watched = _watch([*self._command, str(folder.path)], folder, spec)
+        progress = _Progress(folder, on_measured)
+        watched = _watch(
+            [*self._command, str(folder.path)], folder, spec, self._must_end(progress)
+        )
         return _classify(watched, folder, spec, time.monotonic() - started)
 
     def run_deviation(self, spec: DeviationSpec, folder: TrialFolder) -> DeviationResult:
-        """Compare precisions in a process until it ends or breaks a limit."""
+        """Compare precisions in a process until it ends, breaks a limit or is told to stop."""
         shutil.rmtree(folder.path, ignore_errors=True)
         folder.path.mkdir(parents=True)
         folder.spec.write_text(to_json(spec), encoding="utf-8")
         started = time.monotonic()
-        watched = _watch([*self._deviation_command, str(folder.path)], folder, spec)
+        command = [*self._deviation_command, str(folder.path)]
+        watched = _watch(command, folder, spec, self._stopped.is_set)
         death = _cause_of_death(watched, folder, spec)
         return read_deviation_result(folder, spec, death, time.monotonic() - started)
+
+    def stop(self) -> None:
+        """End running workers within a poll; later ones end as soon as they have started."""
+        self._stopped.set()
+
+    def _must_end(self, progress: _Progress) -> Callable[[], bool]:
+        return lambda: self._stopped.is_set() or progress.says_stop()
 
     def probe(self, device: str) -> Installation:
         """Import MindSpore in a process and ask what it is.
@@ -144,6 +184,32 @@ class Limits(Protocol):
         """Resident set of the process and its children."""
 
 
+class _Progress:
+    """What a running trial has measured so far."""
+
+    def __init__(self, folder: TrialFolder, on_measured: OnMeasured) -> None:
+        self._folder = folder
+        self._on_measured = on_measured
+        self._size = 0
+        self._num_shapes = 0
+
+    def says_stop(self) -> bool:
+        """Tell the caller what is new; whether it wants the trial to end."""
+        try:
+            size = self._folder.measured.stat().st_size
+        except OSError:
+            return False
+        if size == self._size:
+            return False
+        self._size = size
+        shapes = read_measured(self._folder)
+        if len(shapes) == self._num_shapes:
+            # A line that is still being written.
+            return False
+        self._num_shapes = len(shapes)
+        return self._on_measured(shapes)
+
+
 class _Watched:
     """How a process ended and what was seen of it."""
 
@@ -153,7 +219,9 @@ class _Watched:
         self.broken_limit = broken_limit
 
 
-def _watch(command: Sequence[str], folder: TrialFolder, spec: Limits) -> _Watched:
+def _watch(
+    command: Sequence[str], folder: TrialFolder, spec: Limits, must_end: Callable[[], bool]
+) -> _Watched:
     with folder.stdout.open("wb") as stdout, folder.stderr.open("wb") as stderr:
         # Its own session: Ctrl-C reaches the tuner alone, which then ends the whole group.
         process = subprocess.Popen(
@@ -165,12 +233,14 @@ def _watch(command: Sequence[str], folder: TrialFolder, spec: Limits) -> _Watche
             start_new_session=True,
         )
         try:
-            return _poll(process, spec)
+            return _poll(process, spec, must_end)
         finally:
             _end_group(process)
 
 
-def _poll(process: subprocess.Popen[bytes], spec: Limits) -> _Watched:
+def _poll(
+    process: subprocess.Popen[bytes], spec: Limits, must_end: Callable[[], bool]
+) -> _Watched:
     deadline = time.monotonic() + spec.time_limit_s
     peak_bytes = 0
     while True:
@@ -182,6 +252,8 @@ def _poll(process: subprocess.Popen[bytes], spec: Limits) -> _Watched:
             return _Watched(-signal.SIGKILL, peak_bytes, "oom")
         if time.monotonic() > deadline:
             return _Watched(-signal.SIGKILL, peak_bytes, "timeout")
+        if must_end():
+            return _Watched(-signal.SIGKILL, peak_bytes, "pruned")
 
 
 def _tree_memory_bytes(pid: int) -> int:
@@ -221,8 +293,7 @@ def _read_result(folder: TrialFolder) -> TrialResult | None:
         result = parse_json(TrialResult, folder.result.read_text(encoding="utf-8"))
     except (OSError, UnreadableRecordError, UnicodeDecodeError):
         return None
-    is_whole = result.status != "ok" or (result.shapes and result.update is not None)
-    return result if is_whole else None
+    return result if is_sound(result) else None
 
 
 def _with_measured(result: TrialResult, watched: _Watched, folder: TrialFolder) -> TrialResult:
@@ -239,6 +310,8 @@ def _with_measured(result: TrialResult, watched: _Watched, folder: TrialFolder) 
 
 
 def _cause_of_death(watched: _Watched, folder: TrialFolder, spec: Limits) -> tuple[Status, str]:
+    if watched.broken_limit == "pruned":
+        return "pruned", "it cannot become the best"
     if watched.broken_limit == "timeout":
         return "timeout", f"over the time limit of {spec.time_limit_s:g} s"
     if watched.broken_limit == "oom":

@@ -21,13 +21,12 @@ from tuner.config.schema import DataConfig, ModelConfig, TrainConfig
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import open_mindrecord
 from tuner.errors import BadInputError
-from tuner.simulate.estimate import ShapeMeasurement
-from tuner.train.device import installed_versions, open_device, peak_memory_bytes
+from tuner.simulate.measurement import ShapeMeasurement
+from tuner.train.device import installed_versions, memory_bytes, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
 from tuner.trial.folder import TrialFolder
 from tuner.trial.measure import (
     DivergedError,
-    choose_shapes,
     measure_shapes,
     measure_update,
     read_one_batch_each,
@@ -99,10 +98,10 @@ def _measure(folder: TrialFolder) -> TrialResult:
     dataset = open_mindrecord(config.data.path)
     lengths = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
     plan = plan_batches(lengths, config)
-    shapes = choose_shapes(plan.shape_counts(), spec.max_shapes)
-    batches = read_one_batch_each(dataset, plan, shapes, config)
-    device = open_device(config)
-    engine = Engine(config, device, max(length for _, length in plan.shapes))
+    batches = read_one_batch_each(dataset, plan, spec.shapes, config)
+    device = open_device(config, spec.device_id)
+    engine = Engine(config, device, max(length for _, length in (*plan.shapes, *spec.shapes)))
+    base_bytes = memory_bytes(device)
     with folder.measured.open("a", encoding="utf-8") as file:
 
         def keep(measurement: ShapeMeasurement) -> None:
@@ -115,6 +114,7 @@ def _measure(folder: TrialFolder) -> TrialResult:
         status="ok",
         shapes=measured,
         update=update,
+        base_bytes=base_bytes,
         peak_bytes=peak_memory_bytes(device),
         memory_kind=device.memory_kind,
     )
