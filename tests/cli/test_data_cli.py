@@ -12,9 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cost_case import STATIC, measure, process_of
 
 from tuner.cli.data import main
+from tuner.config.codec import format_config
 from tuner.data.mindrecord import MindRecordWriter, open_mindrecord
+from tuner.simulate.cost_book import CostBook
+from tuner.simulate.cost_file import cost_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -187,6 +191,25 @@ def test_epochs_and_budget_of_the_planned_run_are_taken(tmp_path, capsys, monkey
     assert long["estimated_gain_over_fixed"] > short["estimated_gain_over_fixed"]
 
 
+def test_costs_of_an_earlier_study_are_taken(tmp_path, capsys, monkeypatch):
+    """Where a compile takes an hour, one bucket is best; where it takes nothing, several are."""
+    monkeypatch.chdir(tmp_path)
+    lengths = np.random.default_rng(0).integers(10, 500, 400)
+    write_lengths(tmp_path / "data.mindrecord", lengths.tolist())
+    num_buckets = []
+    for name, compile_s in (("quick", 0.0), ("slow", 3600.0)):
+        step_s = {(8, 64): 0.6, (4, 256): 1.1, (2, 512): 1.2}
+        shapes = [measure(shape, seconds, compile_s) for shape, seconds in step_s.items()]
+        book = CostBook([process_of(STATIC, shapes)])
+        (tmp_path / name).mkdir()
+        text = format_config(cost_file(book, "any"))
+        (tmp_path / name / "cost_model.yaml").write_text(text)
+        found = inspect_values(capsys, "data.mindrecord", "--study", name)["suggestion"]
+        assert f"measured at 3 shapes in {name}/cost_model.yaml" in json.dumps(found)
+        num_buckets.append(found["suggested"]["num_buckets"])
+    assert num_buckets[0] > num_buckets[1] == 1
+
+
 BAD = [
     (["inspect", "nothing.mindrecord"], "no such MindRecord file: nothing.mindrecord"),
     (["inspect", "rows.jsonl"], "rows.jsonl is not a MindRecord file"),
@@ -201,7 +224,7 @@ BAD = [
     ),
     (
         ["inspect", "good.mindrecord", "--study", "ok.txt"],
-        "ok.txt holds no trial that measured a static graph",
+        "cannot read ok.txt/cost_model.yaml: ",
     ),
     (["inspect", "zeros.mindrecord"], "has no tokens in input_ids"),
     (["prepare", "no.jsonl", "--tokenizer", "bytes", "--out", "x"], "no such file: no.jsonl"),

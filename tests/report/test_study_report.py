@@ -50,11 +50,13 @@ def measured(number: int, tokens_per_s: float, changes: dict[str, Any]) -> Numbe
             length_autocorrelation=-0.015625,
             estimate=Estimate(
                 estimated_run_s=120_000 / tokens_per_s,
+                estimated_run_error_s=1.5,
                 estimated_compile_s=12.5,
                 estimated_real_tokens_per_s=tokens_per_s,
                 estimated_steady_real_tokens_per_s=tokens_per_s * 1.25,
                 measured_time_fraction=1.0,
                 max_fit_error=0.01,
+                estimated_peak_bytes=2.5e9,
             ),
             peak_bytes=2_340_000_000,
             memory_kind="resident set of the process",

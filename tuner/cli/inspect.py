@@ -139,10 +139,10 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 def _cost_model(study: Path | None) -> CostModel:
     from tuner.simulate.cost import default_cost_model
+    from tuner.simulate.cost_file import read_static_model
     from tuner.trial.folder import StudyFolder
-    from tuner.trial.past import measured_cost_model
 
-    return default_cost_model() if study is None else measured_cost_model(StudyFolder(study))
+    return default_cost_model() if study is None else read_static_model(StudyFolder(study).costs)
 
 
 def _budget(asked: int | None, longest: int) -> int:
