@@ -1,221 +1,256 @@
-"""What the pages of a study say, on outcomes made by hand."""
+"""What the summary and the table of a study say."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
-from typing import Any
+import shlex
 
 import pytest
+from result_case import (
+    ALL,
+    EPOCHS,
+    HIDDEN,
+    TOKENS,
+    confirmed,
+    context_of,
+    measured_result,
+    result_setup,
+    with_failure,
+)
 from strategies import make_config
 
 from tuner.report.study import (
     CSV_COLUMNS,
-    StudyContext,
     describe_config,
     failure_lines,
-    report_markdown,
+    next_commands,
     summary_text,
     trials_csv,
 )
-from tuner.simulate.estimate import Estimate
-from tuner.study.outcome import NumberedOutcome, Outcome
+from tuner.study.baselines import PAD_TO_LONGEST, RANDOM_BATCHES, TEN_QUANTILES
+from tuner.study.outcome import PrecisionCheck
+from tuner.trial.fake import FakeRunner
 
-CONTEXT = StudyContext(
-    data_path="/data/chat.mindrecord",
-    num_samples=10_162,
-    longest=512,
-    device="CPU",
-    versions={"mindspore": "2.10.0", "numpy": "1.26.4"},
-    notes=("jit_level O1 not tried", "no --config: a small decoder"),
-    command="varseq-tune --data chat.mindrecord --trials 60",
-    best_config_path="results/best.yaml",
-)
-TABLE_RULE = [{"multiple": 8, "up_to": 128}, {"multiple": 64}]
+REASON = 'ValueError: a | b, "c"\tü'
+ROUNDS = {
+    "trial 4": [100.0, 102.0],
+    PAD_TO_LONGEST: [200.0, 205.0],
+    TEN_QUANTILES: [120.0, 121.0],
+}
 
 
-def measured(number: int, tokens_per_s: float, changes: dict[str, Any]) -> NumberedOutcome:
-    """A run of 120,000 real tokens."""
-    return NumberedOutcome(
-        number=number,
-        outcome=Outcome(
-            config=make_config({"train.epochs": 3, **changes}),
-            status="ok",
-            reason="",
-            num_measured_shapes=2,
-            shapes=((8, 512), (32, 128)),
-            effective_token_fraction=0.75,
-            num_steps=321,
-            length_autocorrelation=-0.015625,
-            estimate=Estimate(
-                estimated_run_s=120_000 / tokens_per_s,
-                estimated_run_error_s=1.5,
-                estimated_compile_s=12.5,
-                estimated_real_tokens_per_s=tokens_per_s,
-                estimated_steady_real_tokens_per_s=tokens_per_s * 1.25,
-                measured_time_fraction=1.0,
-                max_fit_error=0.01,
-                estimated_peak_bytes=2.5e9,
-            ),
-            peak_bytes=2_340_000_000,
-            memory_kind="resident set of the process",
-            wall_s=41.5,
-        ),
-    )
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    return result_setup(tmp_path_factory.mktemp("study"))
 
 
-def failed(number: int, status: str, reason: str, changes: dict[str, Any]) -> NumberedOutcome:
-    whole = measured(number, 1.0, changes).outcome
-    lost = dataclasses.replace(whole, status=status, reason=reason, estimate=None)
-    return NumberedOutcome(number=number, outcome=lost)
+@pytest.fixture(scope="module")
+def searched(setup):
+    return with_failure(measured_result(setup), 1, "crashed", REASON)
 
 
-FIXED = measured(0, 400.0, {"batching.strategy": "fixed"})
-SLOWER_FIXED = measured(3, 320.0, {"batching.strategy": "fixed", "batching.align": 64})
-BUCKETED = measured(
-    4,
-    1000.0,
-    {
-        "batching.strategy": "bucketed",
-        "batching.boundaries": [128, 512],
-        "batching.align": TABLE_RULE,
-        "batching.tokens_per_batch": 4096,
-        "train.tokens_per_update": 4096,
-    },
-)
-OOM = failed(1, "oom", "9.10 GB, over the limit of 8.00 GB", {"batching.strategy": "dynamic"})
-ODD = failed(7, "crashed", 'ValueError: a | b, "c"\tü', {"graph.mode": "dynamic"})
-ALL = (FIXED, OOM, SLOWER_FIXED, BUCKETED, ODD)
-NOTHING = (OOM, ODD)
+@pytest.fixture(scope="module")
+def context(setup):
+    return context_of(setup)
 
 
 class TestCsv:
-    def rows(self, outcomes: tuple[NumberedOutcome, ...]) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(trials_csv(outcomes))))
+    def rows(self, result):
+        return list(csv.DictReader(io.StringIO(trials_csv(result.outcomes))))
 
-    def test_has_a_line_for_each_trial_by_number(self):
-        rows = self.rows(ALL)
-        assert [row["trial"] for row in rows] == ["0", "1", "3", "4", "7"]
+    def test_has_a_line_for_each_trial_by_number(self, searched):
+        rows = self.rows(searched)
+        assert [row["trial"] for row in rows] == [str(number) for number in range(7)]
         assert all(tuple(row) == CSV_COLUMNS for row in rows)
         assert all(None not in row.values() for row in rows)
 
-    def test_parses_back_to_the_figures(self):
-        row = self.rows(ALL)[3]
-        assert float(row["estimated_real_tokens_per_s"]) == 1000.0
-        assert float(row["estimated_steady_real_tokens_per_s"]) == 1250.0
-        assert float(row["estimated_run_s"]) == 120.0
-        assert float(row["estimated_compile_s"]) == 12.5
-        assert int(row["peak_bytes"]) == 2_340_000_000
-        assert float(row["trial_wall_s"]) == 41.5
-        assert (row["status"], row["strategy"], row["num_buckets"]) == ("ok", "bucketed", "2")
-        assert (row["boundaries"], row["align"]) == ("128 512", "8<=128 64")
-        assert (row["num_shapes"], row["num_steps_per_epoch"]) == ("2", "321")
-        assert row["length_autocorrelation"] == "-0.015625"
+    def test_parses_back_to_the_figures(self, searched):
+        row, outcome = self.rows(searched)[5], searched.outcomes[5].outcome
+        estimate = outcome.estimate
+        for name, value in vars(estimate).items():
+            assert float(row[name]) == pytest.approx(value, rel=1e-6)
+        assert (row["status"], row["strategy"], row["num_buckets"]) == ("ok", "bucketed", "4")
+        assert row["boundaries"] == " ".join(map(str, outcome.config.batching.boundaries))
+        assert (row["compute_dtype"], row["fp32_ops"], row["baseline"]) == ("fp32", "", "")
+        assert int(row["num_shapes"]) == 4
+        assert int(row["num_new_measured_shapes"]) == len(outcome.measured) < 4
+        assert int(row["num_steps_per_epoch"]) == outcome.figures.num_steps
+        assert float(row["finished_at_s"]) == outcome.finished_at_s
+        assert row["loss_deviation"] == row["precision_violation"] == ""
 
-    def test_a_failure_has_its_reason_and_empty_figures(self):
-        row = self.rows(ALL)[4]
-        assert (row["status"], row["reason"]) == ("crashed", 'ValueError: a | b, "c"\tü')
+    def test_a_failure_has_its_reason_and_empty_figures(self, searched):
+        row = self.rows(searched)[1]
+        assert (row["status"], row["reason"]) == ("crashed", REASON)
+        assert row["baseline"] == RANDOM_BATCHES
         assert row["estimated_real_tokens_per_s"] == row["estimated_run_s"] == ""
+
+    def test_has_the_check_of_a_precision(self, searched):
+        check = PrecisionCheck(
+            loss_deviation=0.001, gradient_deviation=None, num_nonfinite=3, violation=0.5
+        )
+        low = {"precision.compute_dtype": "fp16", "precision.fp32_ops": ["softmax", "loss"]}
+        outcome = dataclasses.replace(
+            searched.outcomes[0].outcome, precision=check, config=make_config(low)
+        )
+        item = dataclasses.replace(searched.outcomes[0], outcome=outcome)
+        row = self.rows(dataclasses.replace(searched, outcomes=(item,)))[0]
+        assert (row["loss_deviation"], row["gradient_deviation"]) == ("0.001", "")
+        assert (row["num_nonfinite"], row["precision_violation"]) == ("3", "0.5")
+        assert (row["compute_dtype"], row["fp32_ops"]) == ("fp16", "softmax loss")
 
     def test_without_trials_is_a_header(self):
         assert trials_csv(()).strip() == ",".join(CSV_COLUMNS)
 
 
-@pytest.mark.parametrize("page", [summary_text, report_markdown])
-class TestBothPages:
-    def test_name_the_best_and_its_figures(self, page):
-        text = page(ALL, CONTEXT)
-        assert (
-            "Best of 5 trials: trial 4, bucketed 2, align 8<=128 64, 4096 tokens a batch, static "
-            "graph, O0: 1,000 real tokens/s over a run of 3 epochs, compile time included"
-        ) in text
-
-    def test_hold_it_against_the_best_that_pads_to_the_longest(self, page):
-        # 1000 / 400; in the table 1000, 400 and 320 over 400.
-        text = page(ALL, CONTEXT)
-        assert "2.50 times the best that pads to the longest (trial 0)" in text
-        ratios = [
-            line.replace("|", " ").split()[-2]
-            for line in text.splitlines()
-            if line.replace("|", " ").strip()[:1].isdigit() and "resident" not in line
-            if line.replace("|", " ").split()[-1] == "2.34"
-        ]
-        assert ratios == ["2.50", "1.00", "0.80"]
-
-    def test_say_so_where_padding_to_the_longest_is_the_fastest(self, page):
-        text = page((FIXED, SLOWER_FIXED), CONTEXT)
-        assert "padding everything to the longest is the fastest here" in text
-        assert "times the best that pads" not in text
-
-    def test_say_so_where_that_was_not_measured(self, page):
-        text = page((BUCKETED,), CONTEXT)
-        assert "; padding to the longest was not measured." in text
-
-    def test_list_every_failure_with_its_reason(self, page):
-        text = page(ALL, CONTEXT)
-        assert "9.10 GB, over the limit of 8.00 GB" in text
-        assert "oom" in text and "crashed" in text
-
-    def test_end_with_the_next_commands(self, page):
-        text = page(ALL, CONTEXT)
-        assert "train it:      varseq-train --config results/best.yaml" in text
-        assert "search longer: varseq-tune --data chat.mindrecord --trials 60" in text
-
-    def test_of_a_study_without_failures_have_no_such_section(self, page):
-        assert "failed" not in page((FIXED, BUCKETED), CONTEXT).lower()
-
-    def test_speak_of_no_best_config_when_nothing_was_measured(self, page):
-        text = page(NOTHING, CONTEXT)
-        assert "No trial of 2 could be measured." in text
-        assert "best.yaml" not in text and "varseq-train" not in text
-        assert "9.10 GB, over the limit of 8.00 GB" in text
-        assert "search longer: " in text
-
-    def test_say_what_data_and_device(self, page):
-        text = page(ALL, CONTEXT)
-        assert (
-            "/data/chat.mindrecord: 10162 rows, longest 512 tokens; CPU, MindSpore 2.10.0" in text
+class TestSummary:
+    def test_begins_with_data_verdict_and_best(self, searched, context):
+        lines = summary_text(confirmed(searched, ROUNDS), context).split("\n\n")
+        assert lines[0] == (
+            f"/data/chat.mindrecord: {len(TOKENS)} rows, longest {max(TOKENS)} tokens; CPU, "
+            "MindSpore 2.10.0"
+        )
+        assert lines[1].startswith("Yes: training with 8 buckets (trial 4) is 2.0")
+        speed = searched.outcomes[4].outcome.real_tokens_per_s
+        assert lines[2] == (
+            "Best of 7 trials: trial 4, bucketed 8, align 8, 2048 tokens a batch, static graph, "
+            f"O0: {speed:,.0f} real tokens/s over a run of {EPOCHS} epochs, compile time "
+            "included."
         )
 
+    def test_tables_the_confirmation(self, searched, context):
+        failed = {"trial 5": ("oom", "over the limit")}
+        text = summary_text(confirmed(searched, ROUNDS, failed), context)
+        part = text[text.index("Measured again in 2 rounds. trial 4 wins beyond noise") :]
+        rows = part.splitlines()[3:7]
+        assert [row.split("  ")[0] for row in rows] == [
+            "trial 4", TEN_QUANTILES, PAD_TO_LONGEST, "trial 5",
+        ]  # fmt: skip
+        ratio = (100 * 102 / (120 * 121)) ** 0.5
+        assert f"{ratio:.3f}" in rows[1] and " to " in rows[1]
+        assert rows[0].endswith("<- taken")
+        assert "oom" in rows[3] and rows[3].endswith("over the limit")
 
-class TestMarkdown:
-    def test_states_assumptions_and_versions(self):
-        text = report_markdown(ALL, CONTEXT)
-        assert "- jit_level O1 not tried" in text
-        assert "- no --config: a small decoder" in text
-        assert "mindspore 2.10.0, numpy 1.26.4" in text
+    def test_one_round_has_no_intervals(self, searched, context):
+        one = {name: rounds[:1] for name, rounds in ROUNDS.items()}
+        text = summary_text(confirmed(searched, one), context)
+        assert "Measured again in 1 round. One round says nothing about noise" in text
+        assert "inf" not in text.split() and "not known" in text
 
-    def test_describes_the_best_config(self):
-        text = report_markdown(ALL, CONTEXT)
-        best = text[text.index("## The best config") : text.index("## Trials")]
-        cells = {
-            line.split("|")[1].strip(): line.split("|")[2].strip()
-            for line in best.splitlines()
-            if line.startswith("|")
+    def test_without_a_confirmation_there_is_no_such_table(self, searched, context):
+        text = summary_text(searched, context)
+        assert "Not confirmed: by the estimates" in text and "Measured again" not in text
+
+    def test_tables_all_baselines_and_the_ten_best(self, setup, context):
+        many = [(None, {"batching.num_buckets": count}) for count in range(2, 15)]
+        result = measured_result(setup, [ALL[0], *many])
+        text = summary_text(result, context)
+        table = text[text.index("trials, by estimates") :].split("\n\n")[0].splitlines()
+        speeds = {item.number: item.outcome.real_tokens_per_s for item in result.outcomes}
+        best = sorted(list(speeds)[1:], key=lambda number: -speeds[number])[:10]
+        assert [int(line.split()[0]) for line in table[3:]] == [*best, 0]
+        assert "3 slower ones are in trials.csv" in table[0]
+        assert table[-1].split("  ")[-1].strip() and "pad to the longest: fixed" in table[-1]
+
+    def test_lists_every_failure_with_its_reason(self, searched, context):
+        text = summary_text(searched, context)
+        part = text[text.index("trials that failed or were stopped") :]
+        assert "218 static shapes, over max_static_shapes 32" in part
+        assert "crashed" in part and 'ValueError: a | b, "c"' in part
+        whole = measured_result_without_failures(searched)
+        assert "failed" not in summary_text(whole, context)
+
+    def test_of_nothing_has_no_best_config(self, setup, context):
+        result = measured_result(
+            setup, ALL[:2], FakeRunner(HIDDEN, fails=lambda config: ("oom", "9.10 GB"))
+        )
+        text = summary_text(result, context)
+        assert "Not known: none of 2 trials could be measured." in text
+        assert "best.yaml" not in text and "varseq-train" not in text
+        assert "9.10 GB" in text and "search longer:" in text
+        assert "cost_model.yaml" not in text
+
+
+def measured_result_without_failures(result):
+    whole = [item for item in result.outcomes if item.outcome.status == "ok"]
+    return dataclasses.replace(result, outcomes=tuple(whole))
+
+
+class TestNextCommands:
+    def commands(self, result, context):
+        return dict(next_commands(result, context))
+
+    def test_are_whole_command_lines(self, searched, context):
+        commands = self.commands(searched, context)
+        assert commands == {
+            "train it": "varseq-train --config results/best.yaml",
+            "search longer": "varseq-tune --data chat.mindrecord --trials 60",
+            "read the report": "results/report.html",
+            "look at the trials in a browser": "optuna-dashboard sqlite:///results/study.db",
+            "rank the space without a device": (
+                "varseq-tune --data chat.mindrecord --trials 60 "
+                "--cost-model results/cost_model.yaml --dry-run"
+            ),
         }
-        assert cells["boundaries (tokens)"] == "128, 512"
-        assert cells["shapes (B x L)"] == "8 x 512, 32 x 128"
-        assert cells["effective token fraction, exact"] == "0.7500"
-        assert cells["estimated run seconds"] == "120.0"
+        assert summary_text(searched, context).count("varseq-t") == 3
 
-    def test_every_line_of_a_table_has_its_columns(self):
-        """A reason may hold the character that parts the columns."""
-        text = report_markdown(ALL, CONTEXT)
-        section = text[text.index("## Failed trials") : text.index("## How")]
-        lines = [line for line in section.splitlines() if line.startswith("|")]
-        assert len(lines) == 4
-        assert {line.replace("\\|", "").count("|") for line in lines} == {5}
-        assert "a \\| b" in section
+    def test_paths_with_spaces_are_one_word(self, searched, context):
+        spaced = dataclasses.replace(context, best_config_path="my results/best.yaml")
+        for name, command in next_commands(searched, spaced):
+            if name != "read the report":
+                words = shlex.split(command)
+                assert not [word for word in words if word.startswith("results/")]
+
+    @pytest.mark.parametrize(
+        ("storage", "told"),
+        [
+            ("journal:/shared/study.log", "/shared/study.log"),
+            ("/shared/study.db", "sqlite:////shared/study.db"),
+            ("postgresql://tuner:hush@db/studies", "'postgresql+psycopg2://tuner:***@db/studies'"),
+            ("mysql://tuner:hush@db/studies", "'mysql+pymysql://tuner:***@db/studies'"),
+        ],
+    )
+    def test_show_the_dashboard_of_any_storage(self, searched, context, storage, told):
+        elsewhere = dataclasses.replace(context, storage=storage)
+        commands = self.commands(searched, elsewhere)
+        assert commands["look at the trials in a browser"] == f"optuna-dashboard {told}"
 
 
-def test_failure_lines_are_one_a_trial():
-    assert failure_lines(ALL) == (
-        "trial 1: oom: 9.10 GB, over the limit of 8.00 GB\n"
-        'trial 7: crashed: ValueError: a | b, "c"\tü'
+def test_failure_lines_are_one_a_trial(searched):
+    assert failure_lines(searched.outcomes) == (
+        f"trial 1: crashed: {REASON}\n"
+        "trial 6: refused: 218 static shapes, over max_static_shapes 32"
     )
 
 
-def test_a_config_in_words():
-    config = make_config({"batching.strategy": "dynamic", "graph.mode": "dynamic"})
-    assert describe_config(config) == "dynamic, align 8, 4096 tokens a batch, dynamic graph, O0"
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"batching.strategy": "dynamic", "graph.mode": "dynamic"},
+            "dynamic, align 8, 4096 tokens a batch, dynamic graph, O0",
+        ),
+        (
+            {
+                "batching.strategy": "fixed",
+                "batching.tokens_per_batch": None,
+                "batching.samples_per_batch": 4,
+                "batching.align": [{"multiple": 8, "up_to": 128}, {"multiple": 64}],
+                "precision.compute_dtype": "fp16",
+                "precision.fp32_ops": ["softmax", "loss"],
+            },
+            "fixed, align 8<=128 64, 4 rows a batch, static graph, O0, fp16+softmax+loss",
+        ),
+        (
+            {
+                "batching.boundaries": [64, 128],
+                "batching.batch_sizes": [8, 4],
+                "batching.tokens_per_batch": None,
+            },
+            "bucketed 2, align 8, 8 4 rows a batch, static graph, O0",
+        ),
+    ],
+)
+def test_a_config_in_words(changes, told):
+    assert describe_config(make_config(changes)) == told

@@ -42,8 +42,9 @@ def draw_comparison(rows: Sequence[ComparedConfig], name: str, width: int) -> st
             text = axes.annotate(label, (0, place), (0, 7), textcoords="offset points", color=INK)
             # Else the axis would shrink to make room for the longest name.
             text.set_in_layout(False)
-        highs = [row.ratio_to_winner.high for row in rows if row.ratio_to_winner]
-        axes.set(xlim=(0, max([1.0, *highs]) * 1.04), ylim=(len(rows) - 0.6, -0.75), yticks=[])
+        ratios = [row.ratio_to_winner for row in rows if row.ratio_to_winner]
+        highest = max([1.0, *(ratio.high or ratio.value for ratio in ratios)])
+        axes.set(xlim=(0, highest * 1.04), ylim=(len(rows) - 0.6, -0.75), yticks=[])
 
     return inline_svg(name, width, 70 + 46 * len(rows), draw)
 
@@ -55,7 +56,7 @@ def _draw_speed(axes: Any, row: ComparedConfig, place: int) -> None:
     if value:
         axes.plot([0, value], [place, place], color=colour, linewidth=1.3)
         axes.plot([value], [place], color=colour, **MEASURED)
-    if ratio:
+    if ratio and ratio.low is not None and ratio.high is not None:
         axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=4)
 
 
@@ -63,8 +64,9 @@ def _told_speed(row: ComparedConfig, width: int) -> str:
     ratio = row.ratio_to_winner
     if ratio is None:
         return "1" if row.is_winner else _shortened(row.status)
-    interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if width >= WIDE_PX else ""
-    return f"{ratio.value:.2f}{interval}"
+    if ratio.low is None or ratio.high is None or width < WIDE_PX:
+        return f"{ratio.value:.2f}"
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def draw_prediction(content: PredictionFigure, name: str, width: int) -> str:
@@ -103,7 +105,7 @@ def draw_trials(points: Sequence[TrialPoint], name: str, width: int) -> str:
     kinds = (
         ("trial", [p for p in ok if not p.is_baseline], "o", ACCENT),
         ("baseline", [p for p in ok if p.is_baseline], "s", SECOND),
-        ("failed", [p for p in points if p.real_tokens_per_s is None], "x", BAD),
+        ("failed or stopped early", [p for p in points if p.real_tokens_per_s is None], "x", BAD),
     )
 
     def draw(figure: Any) -> None:

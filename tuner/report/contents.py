@@ -107,13 +107,13 @@ class SpeedRatio:
 
     Attributes:
         value: Below 1: slower than the winner.
-        low: Lower end of its 95 % bootstrap interval.
+        low: Lower end of its 95 % interval; None if nothing is known about noise.
         high: Upper end of the same.
     """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class ComparedConfig:
         real_tokens_per_s: Over these seconds; None if it failed.
         ratio_to_winner: None for the winner itself and for what failed.
         is_significant: Whether the interval of the ratio leaves out 1; None without a ratio.
-        num_rounds: Rounds in which it was measured, each in a fresh process.
+        num_rounds: Rounds in which it was measured again, each in a fresh process; 0: none.
         is_winner: At most one line is.
         status: As of a trial.
         reason: Why it failed; empty if it did not.

@@ -11,7 +11,7 @@ from tuner.report.charts import (
     draw_prediction,
     draw_trials,
 )
-from tuner.report.contents import ComparedConfig, Comparison
+from tuner.report.contents import ComparedConfig, Comparison, SpeedRatio
 from tuner.report.markup import (
     Markup,
     basis_tag,
@@ -46,7 +46,7 @@ def show_comparison(content: Comparison) -> Markup:
             _figure(
                 "comparison",
                 "Speed of every compared config as a share of the winner's.",
-                "Dots are the measured speed, thick bars its 95 % interval. A bar that "
+                "Dots are the speed of the whole run, thick bars its 95 % interval. A bar that "
                 "reaches the line at 1 is not slower than the winner beyond noise.",
                 lambda name, width: draw_comparison(rows, name, width),
             )
@@ -79,10 +79,18 @@ def _compared(row: ComparedConfig, longest_s: float) -> list[str]:
         seconds(row.run_s, longest_s),
         "-" if row.real_tokens_per_s is None else f"{row.real_tokens_per_s:,.0f}",
         f"{ratio.value:.3f}" if ratio else "1" if row.is_winner else "-",
-        f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio else "-",
+        _ratio_interval(ratio),
         beyond,
         str(row.num_rounds),
     ]
+
+
+def _ratio_interval(ratio: SpeedRatio | None) -> str:
+    if ratio is None:
+        return "-"
+    if ratio.low is None or ratio.high is None:
+        return "not known"
+    return f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def show_prediction(content: PredictionFigure) -> Markup:
@@ -114,8 +122,9 @@ def show_prediction(content: PredictionFigure) -> Markup:
         ),
     )
     summary = (
-        f"Steps of {count(len(rows), 'shape')} were predicted and then measured: the prediction "
-        f"was off by {percent(content.median_relative_error)} in the median and by "
+        f"The steps of {count(len(rows), 'shape')} were predicted without their own measurements "
+        f"and held against them: the prediction is off by "
+        f"{percent(content.median_relative_error)} in the median and by "
         f"{percent(content.max_relative_error)} at most."
     )
     return join([element("p", summary), figure])
@@ -140,7 +149,12 @@ def show_trials(points: Sequence[TrialPoint]) -> Markup:
         "Real tokens a second of every trial over the minutes of the search.",
         "Speeds are those of the planned run, compile time included, from the compiles and steps "
         "that the trial measured. Baselines were run for comparison; the search did not propose "
-        "them." + (" Crosses at the foot are failed trials." if num_failed else ""),
+        "them."
+        + (
+            " Crosses at the foot failed, or were stopped since they could not win."
+            if num_failed
+            else ""
+        ),
         lambda name, width: draw_trials(points, name, width),
         table(
             "Trials",
@@ -239,11 +253,15 @@ def _optimum(content: RunTimeFigure) -> str:
 
 def _break_even(content: RunTimeFigure) -> str:
     steps = content.break_even_steps
+    if steps is None and content.optimum_num_shapes == 1:
+        return "More shapes pad less, but their compiles are not earned back in a run so short."
     if steps is None:
         return "It is never ahead of padding to the longest: its compiles are not earned back."
     if steps == 0:
         return "It is ahead of padding to the longest from the first step."
-    return f"From step {steps:,} on it is ahead of padding to the longest, its compiles earned."
+    return (
+        f"From step {steps:,} on it is ahead of padding to the longest, its compiles earned back."
+    )
 
 
 def _figure(

@@ -140,7 +140,7 @@ def _search(contents: ReportContents) -> list[_Section]:
         ),
         _Section(
             anchor="failures",
-            title="Failed trials",
+            title="Trials that failed or were stopped",
             short="Failures",
             body=_show(contents.failures or Absent(), show_failures, "No trial failed."),
         ),

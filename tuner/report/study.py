@@ -1,35 +1,50 @@
-"""A study's outcomes as tables and pages; pure: outcomes in, text out.
+"""A study's result as text and as a table; pure: values in, text out.
 
 Seconds and tokens per second of a trial are estimates for the planned run, from measured compiles
-and steps; the texts say so. Memory figures are measured.
+and steps; the texts say so. Memory of a trial is measured.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tabulate import tabulate
 
 from tuner.config.schema import BatchingConfig, TrainConfig
-from tuner.study.choose import choose_best, pad_to_longest
+from tuner.report.speed_up import describe_ranking, describe_verdict
+from tuner.simulate.measurement import describe_precision
+from tuner.study.choose import is_feasible
+from tuner.study.confirm import Confirmation
+from tuner.study.optuna_storage import DRIVERS, JOURNAL, describe_storage
 from tuner.study.outcome import NumberedOutcome, Outcome
+from tuner.study.result import StudyResult
+from tuner.trial.folder import StudyFolder
+
+NUM_SHOWN = 10
+"""Trials in the table of the summary, baselines aside; all are in trials.csv."""
+
+READ_REPORT = "read the report"
 
 CSV_COLUMNS = (
-    "trial", "status", "reason", "strategy", "num_buckets", "boundaries", "align",
-    "tokens_per_batch", "graph_mode", "jit_level", "num_shapes", "num_measured_shapes",
-    "num_steps_per_epoch", "effective_token_fraction", "length_autocorrelation",
-    "estimated_real_tokens_per_s",
-    "estimated_steady_real_tokens_per_s", "estimated_run_s", "estimated_compile_s",
-    "measured_time_fraction", "max_fit_error", "peak_bytes", "memory_kind", "trial_wall_s",
+    "trial", "baseline", "status", "reason", "strategy", "num_buckets", "boundaries", "align",
+    "tokens_per_batch", "graph_mode", "jit_level", "compute_dtype", "fp32_ops", "num_shapes",
+    "num_new_measured_shapes", "num_steps_per_epoch", "effective_token_fraction",
+    "length_autocorrelation", "estimated_real_tokens_per_s",
+    "estimated_steady_real_tokens_per_s", "estimated_run_s", "estimated_run_error_s",
+    "estimated_compile_s", "measured_time_fraction", "max_fit_error", "estimated_peak_bytes",
+    "peak_bytes", "memory_kind", "loss_deviation", "gradient_deviation", "num_nonfinite",
+    "precision_violation", "trial_wall_s", "finished_at_s",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyContext:
-    """What the pages say besides the outcomes.
+    """What the pages say besides the result.
 
     Attributes:
         data_path: As in the config.
@@ -39,7 +54,9 @@ class StudyContext:
         versions: Installed there.
         notes: Assumptions and things left out, one sentence each.
         command: The command line that goes on with the study.
-        best_config_path: Where best.yaml is, or would be.
+        best_config_path: Where best.yaml is, or would be; the study's other files are beside it.
+        storage: Optuna's storage as it was given; None: the folder's own file.
+        num_cores: Processor cores that trials may use; None: not known.
     """
 
     data_path: str
@@ -50,15 +67,25 @@ class StudyContext:
     notes: tuple[str, ...]
     command: str
     best_config_path: str
+    storage: str | None = None
+    num_cores: int | None = None
+
+    @property
+    def folder(self) -> StudyFolder:
+        """Where the study's files are."""
+        return StudyFolder(Path(self.best_config_path).parent)
 
 
 def describe_config(config: TrainConfig) -> str:
-    """The tuned part of a config in a few words."""
+    """The tuned part of a config in a few words; fp32 goes without saying."""
     batching, graph = config.batching, config.graph
     buckets = f" {len(batching.boundaries)}" if batching.strategy == "bucketed" else ""
+    rows = " ".join(map(str, batching.batch_sizes)) or batching.samples_per_batch
+    size = f"{batching.tokens_per_batch} tokens" if batching.tokens_per_batch else f"{rows} rows"
+    precision = describe_precision(config.precision)
     return (
-        f"{batching.strategy}{buckets}, align {describe_align(batching)}, "
-        f"{batching.tokens_per_batch} tokens a batch, {graph.mode} graph, {graph.jit_level}"
+        f"{batching.strategy}{buckets}, align {describe_align(batching)}, {size} a batch, "
+        f"{graph.mode} graph, {graph.jit_level}{'' if precision == 'fp32' else f', {precision}'}"
     )
 
 
@@ -72,6 +99,21 @@ def describe_align(batching: BatchingConfig) -> str:
     )
 
 
+def describe_inexact(outcome: Outcome) -> str:
+    """How far a precision is from fp32, in words; empty where that was not checked."""
+    check = outcome.precision
+    if check is None:
+        return ""
+    figures = [
+        f"{name} off by {'no number' if value is None else f'{100 * value:.2f} %'}"
+        for name, value in (("loss", check.loss_deviation), ("gradient", check.gradient_deviation))
+    ]
+    return (
+        f"over its tolerance against fp32 on the same batches: {', '.join(figures)}, "
+        f"{check.num_nonfinite} values not finite"
+    )
+
+
 def trials_csv(outcomes: Sequence[NumberedOutcome]) -> str:
     """One line a trial, by number; empty cells where there is no figure."""
     text = io.StringIO()
@@ -82,31 +124,17 @@ def trials_csv(outcomes: Sequence[NumberedOutcome]) -> str:
     return text.getvalue()
 
 
-def summary_text(outcomes: Sequence[NumberedOutcome], context: StudyContext) -> str:
-    """The result in one page: best, table of trials, failures, next command."""
-    parts = [_headline(outcomes, context), _trials_table(outcomes, "simple")]
-    failures = _failures(outcomes)
+def summary_text(result: StudyResult, context: StudyContext) -> str:
+    """The result in one page: verdict, confirmation, best trials, failures, next commands."""
+    parts = [_headline(result, context)]
+    if result.confirmation is not None and result.confirmation.verdict is not None:
+        parts.append(_confirmed(result.confirmation, describe_ranking(result)))
+    parts.append(_trials_table(result))
+    failures = _failures(result.outcomes)
     if failures:
-        parts.append("failed trials\n" + tabulate(failures, tablefmt="plain"))
-    parts.append(_next_steps(outcomes, context))
-    return "\n\n".join(parts) + "\n"
-
-
-def report_markdown(outcomes: Sequence[NumberedOutcome], context: StudyContext) -> str:
-    """The result with its reasons, as Markdown."""
-    best = choose_best(outcomes)
-    parts = ["# varseq-tune report", _headline(outcomes, context)]
-    if best is not None:
-        parts += ["## The best config", _best_section(best.outcome)]
-    parts += ["## Trials", _trials_table(outcomes, "github")]
-    failures = _failures(outcomes)
-    if failures:
-        header = ["trial", "config", "status", "reason"]
-        # A reason may hold the character that parts the columns.
-        rows = [[str(cell).replace("|", "\\|") for cell in row] for row in failures]
-        parts += ["## Failed trials", tabulate(rows, headers=header, tablefmt="github")]
-    parts += ["## How the figures come about", _method(context)]
-    parts += ["## Going on", "```\n" + _next_steps(outcomes, context) + "\n```"]
+        parts.append("trials that failed or were stopped\n" + tabulate(failures, tablefmt="plain"))
+    commands = next_commands(result, context)
+    parts.append(tabulate([(f"{name}:", line) for name, line in commands], tablefmt="plain"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -117,123 +145,145 @@ def failure_lines(outcomes: Sequence[NumberedOutcome]) -> str:
     )
 
 
-def _headline(outcomes: Sequence[NumberedOutcome], context: StudyContext) -> str:
-    best = choose_best(outcomes)
-    data = (
-        f"{context.data_path}: {context.num_samples} rows, longest {context.longest} tokens; "
-        f"{context.device}, MindSpore {context.versions.get('mindspore', 'unknown')}"
-    )
-    if best is None or best.outcome.estimate is None:
-        return f"{data}\n\nNo trial of {len(outcomes)} could be measured."
-    estimate = best.outcome.estimate
-    return (
-        f"{data}\n\nBest of {len(outcomes)} trials: trial {best.number}, "
-        f"{describe_config(best.outcome.config)}: "
-        f"{estimate.estimated_real_tokens_per_s:,.0f} real tokens/s over a run of "
-        f"{best.outcome.config.train.epochs} epochs, compile time included"
-        f"{_gain(best, outcomes)}."
-    )
+def next_commands(result: StudyResult, context: StudyContext) -> list[tuple[str, str]]:
+    """What can be done with the result: what for, and the command line or file.
 
-
-def _gain(best: NumberedOutcome, outcomes: Sequence[NumberedOutcome]) -> str:
-    fixed = pad_to_longest(outcomes)
-    if fixed is None:
-        return "; padding to the longest was not measured"
-    if best.number == fixed.number:
-        return (
-            ": padding everything to the longest is the fastest here. Compile time weighs less in "
-            "a longer run (--set train.epochs=N)"
+    A password of the storage is masked.
+    """
+    folder = context.folder
+    lines = []
+    if result.best is not None:
+        lines.append(
+            ("train it", f"varseq-train --config {shlex.quote(context.best_config_path)}")
         )
-    ratio = (best.outcome.real_tokens_per_s or 0.0) / (fixed.outcome.real_tokens_per_s or 1.0)
-    return f", {ratio:.2f} times the best that pads to the longest (trial {fixed.number})"
+    lines += [
+        ("search longer", context.command),
+        (READ_REPORT, str(folder.report)),
+        (
+            "look at the trials in a browser",
+            f"optuna-dashboard {shlex.quote(_storage_url(context))}",
+        ),
+    ]
+    if result.book.keys:
+        costs = shlex.quote(str(folder.costs))
+        dry_run = f"{context.command} --cost-model {costs} --dry-run"
+        lines.append(("rank the space without a device", dry_run))
+    return lines
 
 
-def _trials_table(outcomes: Sequence[NumberedOutcome], style: str) -> str:
-    """Measured trials, the fastest first."""
-    fixed = pad_to_longest(outcomes)
-    base = fixed.outcome.real_tokens_per_s if fixed else None
-    measured = [item for item in outcomes if item.outcome.estimate is not None]
-    measured.sort(key=lambda item: -(item.outcome.real_tokens_per_s or 0.0))
-    headers = [
-        "trial", "config", "shapes", "effective", "compile s", "run s", "real tokens/s",
-        "x pad-to-longest", "peak GB",
+def _storage_url(context: StudyContext) -> str:
+    """As optuna-dashboard takes it."""
+    told = describe_storage(context.storage or context.folder.storage)
+    if told.startswith(JOURNAL):
+        return told.removeprefix(JOURNAL)
+    if "://" not in told:
+        return f"sqlite:///{told}"
+    # Left to itself SQLAlchemy takes drivers that need not be installed.
+    scheme, place = told.split("://", 1)
+    return f"{DRIVERS.get(scheme, scheme)}://{place}"
+
+
+def _headline(result: StudyResult, context: StudyContext) -> str:
+    _, verdict = describe_verdict(result)
+    best = result.best
+    lines = [
+        f"{context.data_path}: {context.num_samples} rows, longest {context.longest} tokens; "
+        f"{context.device}, MindSpore {context.versions.get('mindspore', 'unknown')}",
+        verdict,
+    ]
+    if best is not None and best.outcome.estimate is not None:
+        lines.append(
+            f"Best of {len(result.outcomes)} trials: {_named(best)}, "
+            f"{describe_config(best.outcome.config)}: "
+            f"{best.outcome.estimate.estimated_real_tokens_per_s:,.0f} real tokens/s over a run "
+            f"of {best.outcome.config.train.epochs} epochs, compile time included."
+        )
+    return "\n\n".join(lines)
+
+
+def _named(item: NumberedOutcome) -> str:
+    baseline = item.outcome.baseline
+    return f"trial {item.number}" + (f" ({baseline})" if baseline else "")
+
+
+def _confirmed(confirmation: Confirmation, ranking: str) -> str:
+    """The confirmed candidates, the fastest first, with their speed against it."""
+    verdict = confirmation.verdict
+    assert verdict is not None
+    rows = []
+    for item in verdict.compared:
+        is_fastest = item.name == verdict.fastest
+        interval = f"{item.low:.3f} to {item.high:.3f}"
+        is_known = item.low > 0.0
+        rows.append(
+            [
+                item.name,
+                describe_config(confirmation.candidates[item.name].outcome.config),
+                f"{item.run_s:,.1f}",
+                f"{item.speed_ratio:.3f}",
+                "" if is_fastest else interval if is_known else "not known",
+                "<- taken" if item.name == verdict.winner else "",
+            ]
+        )
+    failed = {item.candidate: item for item in confirmation.rounds if item.status != "ok"}
+    rows += [
+        [name, describe_config(confirmation.candidates[name].outcome.config), item.status, "", "",
+         item.reason]
+        for name, item in failed.items()
+        if name in confirmation.candidates
     ]  # fmt: skip
-    rows = [_table_row(item, base) for item in measured]
-    return tabulate(rows, headers=headers, tablefmt=style, disable_numparse=True)
+    headers = ["confirmed", "config", "run s", "speed, fastest = 1", "95 % interval", ""]
+    rounds = f"{verdict.num_rounds} round{'s' if verdict.num_rounds > 1 else ''}"
+    told = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+    return f"Measured again in {rounds}. {ranking}\n{told}"
 
 
-def _table_row(item: NumberedOutcome, base: float | None) -> list[str]:
-    outcome = item.outcome
-    estimate = outcome.estimate
-    if estimate is None:
-        raise ValueError(f"trial {item.number} was not measured")
-    speed = estimate.estimated_real_tokens_per_s
+def _trials_table(result: StudyResult) -> str:
+    """The best trials and all baselines that were measured, the fastest first."""
+    measured = [item for item in result.outcomes if is_feasible(item.outcome)]
+    measured.sort(key=lambda item: -(item.outcome.real_tokens_per_s or 0.0))
+    best = [item for item in measured if item.outcome.baseline is None][:NUM_SHOWN]
+    shown = [item for item in measured if item in best or item.outcome.baseline is not None]
+    headers = [
+        "trial", "config", "shapes", "not padding", "compile s", "run s", "+-",
+        "real tokens/s", "peak GB",
+    ]  # fmt: skip
+    rows = [_table_row(item) for item in shown]
+    left_out = len(measured) - len(shown)
+    more = f"; {left_out} slower ones are in trials.csv" if left_out else ""
+    title = f"trials, by estimates from all measurements{more}\n"
+    return title + tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+
+
+def _table_row(item: NumberedOutcome) -> list[str]:
+    outcome, estimate = item.outcome, item.outcome.estimate
+    assert estimate is not None
+    baseline = f"{outcome.baseline}: " if outcome.baseline else ""
     return [
         str(item.number),
-        describe_config(outcome.config),
+        baseline + describe_config(outcome.config),
         str(outcome.num_shapes),
-        f"{outcome.effective_token_fraction:.3f}",
+        f"{100 * outcome.effective_token_fraction:.1f} %",
         f"{estimate.estimated_compile_s:.1f}",
         f"{estimate.estimated_run_s:,.0f}",
-        f"{speed:,.0f}",
-        f"{speed / base:.2f}" if base else "",
-        f"{outcome.peak_bytes / 1e9:.2f}",
+        f"{estimate.estimated_run_error_s:,.0f}",
+        f"{estimate.estimated_real_tokens_per_s:,.0f}",
+        f"{outcome.expected_peak_bytes / 1e9:.2f}",
     ]
 
 
 def _failures(outcomes: Sequence[NumberedOutcome]) -> list[tuple[int, str, str, str]]:
-    return [
-        (item.number, describe_config(item.outcome.config), item.outcome.status,
-         item.outcome.reason)
-        for item in outcomes
+    failed = [
+        (item, item.outcome.status, item.outcome.reason)
         if item.outcome.estimate is None
-    ]  # fmt: skip
-
-
-def _best_section(outcome: Outcome) -> str:
-    batching = outcome.config.batching
-    estimate = outcome.estimate
-    if estimate is None:
-        raise ValueError("the best outcome was not measured")
-    shapes = ", ".join(f"{size} x {length}" for size, length in outcome.shapes)
-    rows = [
-        ("strategy", batching.strategy),
-        ("boundaries (tokens)", ", ".join(map(str, batching.boundaries)) or "none"),
-        ("alignment", describe_align(batching)),
-        ("token budget of a batch", str(batching.tokens_per_batch)),
-        ("real tokens of an update, on average", str(outcome.config.train.tokens_per_update)),
-        ("graph", f"{outcome.config.graph.mode}, jit_level {outcome.config.graph.jit_level}"),
-        ("shapes (B x L)", shapes),
-        ("effective token fraction, exact", f"{outcome.effective_token_fraction:.4f}"),
-        ("steps an epoch", str(outcome.num_steps)),
-        ("length autocorrelation of neighbouring steps", f"{outcome.length_autocorrelation:.3f}"),
-        ("estimated compile seconds", f"{estimate.estimated_compile_s:.1f}"),
-        ("estimated run seconds", f"{estimate.estimated_run_s:,.1f}"),
-        ("share of step time from measured shapes", f"{estimate.measured_time_fraction:.2f}"),
-        (f"peak memory GB, measured ({outcome.memory_kind})", f"{outcome.peak_bytes / 1e9:.2f}"),
+        else (item, "inexact", describe_inexact(item.outcome))
+        for item in outcomes
+        if not is_feasible(item.outcome)
     ]
-    return tabulate(rows, headers=["", ""], tablefmt="github", disable_numparse=True)
-
-
-def _method(context: StudyContext) -> str:
-    sentences = [
-        "Every trial runs in a process of its own: it compiles the shapes of its plan, takes real "
-        "steps at each and times them. Run seconds are the measured compile seconds of every "
-        "shape plus the median steady step of each shape times its exact number of steps, plus "
-        "the updates, over the planned epochs: an estimate from measurements, not a whole run.",
-        "Every candidate gathers the same number of real tokens for an optimizer update.",
-        *context.notes,
-        "Versions: " + ", ".join(f"{name} {value}" for name, value in context.versions.items()),
+    return [
+        (item.number, describe_config(item.outcome.config), status, reason)
+        for item, status, reason in failed
     ]
-    return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _next_steps(outcomes: Sequence[NumberedOutcome], context: StudyContext) -> str:
-    lines = []
-    if choose_best(outcomes) is not None:
-        lines.append(f"train it:      varseq-train --config {context.best_config_path}")
-    lines.append(f"search longer: {context.command}")
-    return "\n".join(lines)
 
 
 def _csv_row(item: NumberedOutcome) -> dict[str, object]:
@@ -241,6 +291,7 @@ def _csv_row(item: NumberedOutcome) -> dict[str, object]:
     batching, graph = outcome.config.batching, outcome.config.graph
     row: dict[str, object] = {
         "trial": item.number,
+        "baseline": outcome.baseline or "",
         "status": outcome.status,
         "reason": outcome.reason,
         "strategy": batching.strategy,
@@ -250,16 +301,25 @@ def _csv_row(item: NumberedOutcome) -> dict[str, object]:
         "tokens_per_batch": batching.tokens_per_batch,
         "graph_mode": graph.mode,
         "jit_level": graph.jit_level,
+        "compute_dtype": outcome.config.precision.compute_dtype,
+        "fp32_ops": " ".join(outcome.config.precision.fp32_ops),
         "num_shapes": outcome.num_shapes,
-        "num_measured_shapes": outcome.num_measured_shapes,
+        "num_new_measured_shapes": len(outcome.measured),
         "num_steps_per_epoch": outcome.num_steps,
         "effective_token_fraction": round(outcome.effective_token_fraction, 6),
         "length_autocorrelation": round(outcome.length_autocorrelation, 6),
         "peak_bytes": outcome.peak_bytes,
         "memory_kind": outcome.memory_kind,
         "trial_wall_s": round(outcome.wall_s, 2),
+        "finished_at_s": round(outcome.finished_at_s, 1),
     }
+    if outcome.precision is not None:
+        check = vars(outcome.precision)
+        row |= {name: check[name] for name in ("loss_deviation", "gradient_deviation")}
+        row |= {"num_nonfinite": check["num_nonfinite"], "precision_violation": check["violation"]}
     if outcome.estimate is not None:
         estimates = vars(outcome.estimate)
-        row |= {name: round(value, 6) for name, value in estimates.items()}
+        row |= {
+            name: "" if value is None else round(value, 6) for name, value in estimates.items()
+        }
     return row

@@ -89,7 +89,7 @@ def show_failures(failures: Sequence[FailedTrial]) -> Markup:
         for item in failures
     ]
     headers = ["trial", "status", "reason", "config"]
-    return table("Failed trials", headers, rows, text_columns=4)
+    return table("Trials that failed or were stopped", headers, rows, text_columns=4)
 
 
 def show_sensitivity(content: Sensitivity) -> Markup:

@@ -1,0 +1,80 @@
+"""What the report page says about machine, software, assumptions and what was left out; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from tuner.config.schema import ComputeDtype, GraphConfig, StrategyName
+from tuner.report.contents import NamedValue
+from tuner.report.study import StudyContext
+from tuner.study.optuna_storage import describe_storage
+from tuner.study.setup import StudySetup
+from tuner.study.space import SearchSpace
+
+SPELLED = {"mindspore": "MindSpore", "numpy": "NumPy", "python": "Python"}
+"""Names of versions as they are written."""
+
+METHOD = (
+    "Run times are estimates from measurements, not whole runs: every trial is a process of its "
+    "own that compiles shapes and times real steps at each. A run's seconds are the compile "
+    "seconds of its shapes, plus the median steady step of each shape times its exact number of "
+    "steps, plus the updates, over the planned epochs.",
+    "Measurements are shared by all trials; a shape that no trial measured is estimated by a cost "
+    "model fitted to those that were, with its error in the interval.",
+    "Every config gathers the same number of real tokens for an optimizer update, so that all "
+    "train the same thing.",
+    "A busy machine is not detected. What else runs during a trial makes its steps look slower; "
+    "the rounds of the confirmation are interleaved, so that it meets all configs alike.",
+)
+
+ON_CPU = (
+    "Figures of a CPU do not rank jit levels or precisions for an NPU: on a CPU every level "
+    "compiles to the same kernels and fp32 is the fastest precision. Tune on the device that "
+    "will train."
+)
+
+
+def gather_notes(setup: StudySetup, context: StudyContext) -> tuple[str, ...]:
+    """Assumptions and what was left out, one sentence or two each."""
+    on_device = (ON_CPU,) if context.device == "CPU" else ()
+    return (*context.notes, *METHOD, *on_device, *_not_proposed(setup.space))
+
+
+def gather_environment(setup: StudySetup, context: StudyContext) -> tuple[NamedValue, ...]:
+    """What the figures belong to."""
+    storage = describe_storage(setup.storage or setup.folder.storage)
+    pairs = [
+        ("device", context.device),
+        *((SPELLED.get(name, name), version) for name, version in context.versions.items()),
+        ("processor cores", "not known" if not context.num_cores else str(context.num_cores)),
+        ("memory limit of a trial", f"{setup.memory_limit_bytes / 1e9:.1f} GB"),
+        ("time limit of a trial", f"{setup.time_limit_s:,.0f} s"),
+        ("trials at a time", str(setup.jobs)),
+        ("seed of the search", str(setup.seed)),
+        ("study", setup.study_name),
+        ("storage", storage),
+        ("fingerprint of the data", setup.data.dataset.fingerprint[:16]),
+    ]
+    return tuple(NamedValue(name=name, value=value) for name, value in pairs)
+
+
+def _not_proposed(space: SearchSpace) -> list[str]:
+    """What the config knows and the space does not list."""
+    kinds: Sequence[tuple[str, Sequence[Any], Any]] = (
+        ("strategy", space.strategy, StrategyName),
+        ("graph mode", space.graph_mode, GraphConfig.model_fields["mode"].annotation),
+        ("jit_level", space.jit_level, GraphConfig.model_fields["jit_level"].annotation),
+        ("compute_dtype", space.compute_dtype, ComputeDtype),
+    )
+    told = []
+    for name, listed, known in kinds:
+        missing = [value for value in get_args(known) if value not in listed]
+        if missing:
+            told.append(f"{name} {', '.join(missing)}")
+    if not told:
+        return []
+    return [
+        f"Not proposed: {'; '.join(told)}. The search space does not list them, or the device "
+        "does not take them."
+    ]
