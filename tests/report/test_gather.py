@@ -584,7 +584,7 @@ class TestPage:
             "--cost-model results/cost_model.yaml --dry-run",
             "218 static shapes, over max_static_shapes 32",
             "no --config: a small decoder",
-            "A busy machine is not detected.",
+            "No other program took 0.3 cores or more while something was timed.",
             "Figures of a CPU do not rank jit levels or precisions for an NPU",
             "Not proposed: strategy fixed, dynamic, packed; graph mode dynamic; jit_level O1, O2;",
             "memory limit of a trial 4.0 GB",
@@ -619,6 +619,25 @@ class TestPage:
         )
         text = format_html(contents)
         assert "hush" not in text and "postgresql://tuner:***@db/studies" in text
+
+    def test_other_programs_have_their_word(self, whole, setup):
+        loud = dataclasses.replace(whole.outcomes[2].outcome, other_cores=1.24)
+        items = list(whole.outcomes)
+        items[2] = dataclasses.replace(items[2], outcome=loud)
+        rounds = list(whole.confirmation.rounds)
+        rounds[1] = dataclasses.replace(rounds[1], other_cores=0.5)
+        confirmation = dataclasses.replace(whole.confirmation, rounds=tuple(rounds))
+        result = dataclasses.replace(whole, outcomes=tuple(items), confirmation=confirmation)
+        contents = gather_contents(result, setup, context_of(setup))
+        told = "timed: trial 2: 1.2; trial 4, round 2: 0.5."
+        assert [note for note in contents.notes if note.endswith(told)]
+        assert contents.headline.trust.endswith(
+            "Other programs took up to 1.2 cores meanwhile: times may be too long."
+        )
+        # Trials at a time are each other's other programs.
+        both = gather_contents(result, dataclasses.replace(setup, jobs=2), context_of(setup))
+        assert "Other programs" not in both.headline.trust
+        assert [note for note in both.notes if note.startswith("2 trials ran at a time")]
 
     def test_inexact_trials_are_among_the_failed(self, searched, setup):
         check = PrecisionCheck(

@@ -65,7 +65,7 @@ def gather_contents(
         failures=tuple(_failed(item) for item in result.outcomes if not is_feasible(item.outcome)),
         best=Absent() if best is None else _best(best, setup, context),
         environment=gather_environment(setup, context),
-        notes=gather_notes(setup, context),
+        notes=gather_notes(result, setup, context),
     )
 
 

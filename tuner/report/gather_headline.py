@@ -9,6 +9,7 @@ from tuner.batching.rows import admit_rows
 from tuner.report.contents import Absent, Headline, KeyFigure
 from tuner.report.gather_comparison import real_tokens_of_run
 from tuner.report.gather_figures import confirmed_steps_s
+from tuner.report.gather_notes import disturbed_by
 from tuner.report.markup import count, percent, seconds
 from tuner.report.points import PredictionFigure
 from tuner.report.speed_up import describe_verdict, find_baseline, speed_up_over
@@ -38,8 +39,16 @@ def gather_headline(
         answer=answer,
         verdict=verdict,
         trust=" ".join(
-            [_repeated(result), _measured(result, best.outcome), _foretold(prediction)]
-        ).rstrip(),
+            filter(
+                None,
+                (
+                    _repeated(result),
+                    _measured(result, best.outcome),
+                    _foretold(prediction),
+                    _disturbed(result, setup),
+                ),
+            )
+        ),
         key_figures=(
             *_gains(result, best),
             _effective_tokens(result, best.outcome),
@@ -94,6 +103,17 @@ def _foretold(prediction: PredictionFigure | Absent) -> str:
         "from the measurements of all others, within "
         f"{percent(prediction.median_relative_error)} in the median, "
         f"{percent(prediction.max_relative_error)} at most."
+    )
+
+
+def _disturbed(result: StudyResult, setup: StudySetup) -> str:
+    """A warning where other programs worked on the machine; several trials at a time also do."""
+    disturbed = disturbed_by(result)
+    if not disturbed or setup.jobs > 1:
+        return ""
+    return (
+        f"Other programs took up to {max(disturbed.values()):.1f} cores meanwhile: times may be "
+        "too long."
     )
 
 

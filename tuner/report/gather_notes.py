@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from tuner.config.schema import ComputeDtype, GraphConfig, StrategyName
 from tuner.report.contents import NamedValue
 from tuner.report.study import StudyContext
 from tuner.study.optuna_storage import describe_storage
+from tuner.study.result import StudyResult
+from tuner.study.search import BUSY_CORES
 from tuner.study.setup import StudySetup
 from tuner.study.space import SearchSpace
 
@@ -24,8 +26,8 @@ METHOD = (
     "model fitted to those that were, with its error in the interval.",
     "Every config gathers the same number of real tokens for an optimizer update, so that all "
     "train the same thing.",
-    "A busy machine is not detected. What else runs during a trial makes its steps look slower; "
-    "the rounds of the confirmation are interleaved, so that it meets all configs alike.",
+    "What else runs on the machine makes steps look slower. The rounds of the confirmation are "
+    "interleaved, so that it meets all configs alike.",
 )
 
 ON_CPU = (
@@ -35,10 +37,32 @@ ON_CPU = (
 )
 
 
-def gather_notes(setup: StudySetup, context: StudyContext) -> tuple[str, ...]:
+def gather_notes(result: StudyResult, setup: StudySetup, context: StudyContext) -> tuple[str, ...]:
     """Assumptions and what was left out, one sentence or two each."""
     on_device = (ON_CPU,) if context.device == "CPU" else ()
-    return (*context.notes, *METHOD, *on_device, *_not_proposed(setup.space))
+    busy = _of_other_programs(result, setup)
+    return (*context.notes, *METHOD, busy, *on_device, *_not_proposed(setup.space))
+
+
+def disturbed_by(result: StudyResult) -> Mapping[str, float]:
+    """Trial or round -> cores that other programs took meanwhile, where they are worth a word."""
+    rounds = result.confirmation.rounds if result.confirmation else ()
+    cores = {f"trial {item.number}": item.outcome.other_cores for item in result.outcomes}
+    cores |= {f"{item.candidate}, round {item.number + 1}": item.other_cores for item in rounds}
+    return {name: value for name, value in cores.items() if value >= BUSY_CORES}
+
+
+def _of_other_programs(result: StudyResult, setup: StudySetup) -> str:
+    if setup.jobs > 1:
+        return (
+            f"{setup.jobs} trials ran at a time, so that what other programs took of the machine "
+            "is not known."
+        )
+    disturbed = disturbed_by(result)
+    if not disturbed:
+        return f"No other program took {BUSY_CORES:g} cores or more while something was timed."
+    told = "; ".join(f"{name}: {cores:.1f}" for name, cores in disturbed.items())
+    return f"Cores that other programs took while something was timed: {told}."
 
 
 def gather_environment(setup: StudySetup, context: StudyContext) -> tuple[NamedValue, ...]:

@@ -38,7 +38,7 @@ CSV_COLUMNS = (
     "estimated_steady_real_tokens_per_s", "estimated_run_s", "estimated_run_error_s",
     "estimated_compile_s", "measured_time_fraction", "max_fit_error", "estimated_peak_bytes",
     "peak_bytes", "memory_kind", "loss_deviation", "gradient_deviation", "num_nonfinite",
-    "precision_violation", "trial_wall_s", "finished_at_s",
+    "precision_violation", "trial_wall_s", "other_cores", "finished_at_s",
 )  # fmt: skip
 
 
@@ -311,6 +311,7 @@ def _csv_row(item: NumberedOutcome) -> dict[str, object]:
         "peak_bytes": outcome.peak_bytes,
         "memory_kind": outcome.memory_kind,
         "trial_wall_s": round(outcome.wall_s, 2),
+        "other_cores": round(outcome.other_cores, 2),
         "finished_at_s": round(outcome.finished_at_s, 1),
     }
     if outcome.precision is not None:
