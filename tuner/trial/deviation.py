@@ -75,8 +75,8 @@ class Deviation:
             parameters, in float64; None if an element is not a number, or if it was not measured.
         num_nonfinite_gradients: Elements of the gradient that are infinite or not numbers.
         num_nonfinite_losses: Batches whose loss is.
-        loss_scale: Of fp16, with which the gradient was computed: the variant's own, or if its
-            gradient overflowed a lower one, as dynamic loss scaling would come to; else None.
+        loss_scale: Of fp16, with which the gradient was computed: the variant's own, or if that
+            overflowed a lower one, as dynamic loss scaling comes to, where it helps; else None.
     """
 
     precision: PrecisionConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,8 @@ def main(arguments: list[str]) -> int:
 
 def choose_steps(plan: BatchPlan, num_batches: int) -> list[PlannedBatch]:
     """The first steps of the epoch at the largest and at the smallest shape, in turn."""
-    steps = plan.steps_of_rank(0)
     by_shape: dict[Shape, list[PlannedBatch]] = {}
-    for step in steps:
+    for step in plan.steps_of_rank(0):
         by_shape.setdefault(step.shape, []).append(step)
     met = sorted(by_shape, key=lambda shape: (shape[0] * shape[1], shape[1]), reverse=True)
     ends = [by_shape[shape] for shape in dict.fromkeys((met[0], met[-1]))]
@@ -85,6 +84,12 @@ class _Computed:
         return int((~np.isfinite(self.losses)).sum())
 
     @property
+    def may_need_lower_scale(self) -> bool:
+        """Whether only the gradient overflowed, which a lower loss scale may mend."""
+        is_scaled = self.loss_scale is not None
+        return is_scaled and not self.num_nonfinite_losses and self.num_nonfinite_gradients > 0
+
+    @property
     def gradient_norm(self) -> float:
         return _norm(self.gradients)
 
@@ -92,11 +97,12 @@ class _Computed:
 class _Comparison:
     """What all models of a run share."""
 
-    def __init__(self, config: TrainConfig, batches: Sequence[Batch], max_length: int) -> None:
-        self._config = config
+    def __init__(self, spec: DeviationSpec, batches: Sequence[Batch], max_length: int) -> None:
+        self._config = spec.config
         self._batches = batches
         self._max_length = max_length
-        self._device: Device = open_device(_with(config, PrecisionConfig()))
+        fp32 = _with(spec.config, PrecisionConfig())
+        self._device: Device = open_device(fp32, spec.device_id)
         run_op_by_op()
         self._fp32: _Computed | None = None
 
@@ -137,23 +143,35 @@ class _Comparison:
 
     def _compute(self, precision: PrecisionConfig) -> _Computed:
         engine = Engine(_with(self._config, precision), self._device, self._max_length)
-        found = self._run(engine)
-        while engine.loss_scale is not None and found.num_nonfinite_gradients:
-            lower = engine.loss_scale.scale / SCALE_DIVISOR
-            if found.num_nonfinite_losses or lower < LEAST_TRIED_SCALE:
-                break
-            engine.clear_gradients()
-            engine.loss_scale = LossScale(scale=lower)
-            found = self._run(engine)
+        found = self._run(engine, self._batches)
+        if found.may_need_lower_scale and self._is_cured_by_scale(engine):
+            for scale in _lower_scales(precision.loss_scale):
+                engine.loss_scale = LossScale(scale=scale)
+                found = self._run(engine, self._batches)
+                if not found.num_nonfinite_gradients:
+                    break
         # Its weights and buffers go before the next ones come.
         del engine
         gc.collect()
         return found
 
-    def _run(self, engine: Engine) -> _Computed:
-        losses = [engine.run_step(batch) for batch in self._batches]
+    def _is_cured_by_scale(self, engine: Engine) -> bool:
+        """Whether the smallest batch has a gradient at the lowest scale."""
+        engine.loss_scale = LossScale(scale=LEAST_TRIED_SCALE)
+        smallest = min(self._batches, key=lambda batch: batch.padded_tokens)
+        return not self._run(engine, [smallest]).num_nonfinite_gradients
+
+    def _run(self, engine: Engine, batches: Sequence[Batch]) -> _Computed:
+        engine.clear_gradients()
+        losses = [engine.run_step(batch) for batch in batches]
         scale = engine.loss_scale.scale if engine.loss_scale else None
         return _Computed(losses=losses, gradients=engine.read_gradients(), loss_scale=scale)
+
+
+def _lower_scales(scale: float) -> Iterator[float]:
+    while scale > LEAST_TRIED_SCALE:
+        scale = max(LEAST_TRIED_SCALE, scale / SCALE_DIVISOR)
+        yield scale
 
 
 def _compare(folder: TrialFolder) -> None:
@@ -163,7 +181,7 @@ def _compare(folder: TrialFolder) -> None:
     lengths = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
     plan = plan_batches(lengths, config)
     batches = list(read_batches(dataset, choose_steps(plan, spec.num_batches), config))
-    comparison = _Comparison(config, batches, max(length for _, length in plan.shapes))
+    comparison = _Comparison(spec, batches, max(length for _, length in plan.shapes))
     with folder.measured.open("a", encoding="utf-8") as file:
 
         def keep(line: str) -> None:
