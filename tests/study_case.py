@@ -15,9 +15,10 @@ from tuner.config.schema import TrainConfig
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import MindRecordSet
 from tuner.study.base import TunedData
-from tuner.study.outcome import NumberedOutcome
-from tuner.study.search import StudySetup, StudyWatch
+from tuner.study.result import StudyResult
+from tuner.study.setup import StudySetup
 from tuner.study.space import SearchSpace
+from tuner.study.watch import StudyWatch
 from tuner.trial.folder import StudyFolder
 from tuner.trial.record import Installation
 
@@ -47,8 +48,10 @@ def make_setup(
     seed: int = 0,
     fingerprint: str = "f" * 64,
     device: str = "CPU",
+    versions: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> StudySetup:
-    """A study of rows of these lengths, in a folder that exists."""
+    """A study of rows of these lengths, in a folder that exists; more: any other field."""
     dataset = MindRecordSet(
         path="data.mindrecord",
         files=(),
@@ -66,11 +69,12 @@ def make_setup(
         data=TunedData(dataset=dataset, lengths=lengths, longest=max(tokens)),
         space=space,
         folder=StudyFolder(folder),
-        installation=Installation(device=device, versions={"mindspore": "2.10.0"}),
+        installation=Installation(
+            device=device, versions=dict(versions or {"mindspore": "2.10.0"})
+        ),
         trials=trials,
-        time_limit_s=60.0,
-        memory_limit_bytes=10**9,
         seed=seed,
+        **{"time_limit_s": 60.0, "memory_limit_bytes": 10**9, **more},
     )
 
 
@@ -85,11 +89,11 @@ class Seen:
 
     @property
     def watch(self) -> StudyWatch:
-        def on_outcome(outcomes: Sequence[NumberedOutcome]) -> None:
-            self.counts.append(len(outcomes))
+        def on_result(result: StudyResult) -> None:
+            self.counts.append(len(result.outcomes))
 
         return StudyWatch(
             on_notice=self.notices.append,
             on_trial=lambda number, config: self.started.append(config),
-            on_outcome=on_outcome,
+            on_result=on_result,
         )

@@ -304,6 +304,11 @@ class OptunaStudy:
         return {choice for trial in finished if (choice := known_choice(trial))}
 
     @with_storage_errors
+    def has_waiting(self) -> bool:
+        """Whether something was enqueued that nobody has asked for yet."""
+        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+    @with_storage_errors
     def running(self) -> list[RunningTrial]:
         """The trials that live processes are busy with, this one's included."""
         return [read_running(trial, trial.number in self._running) for trial in self._living()]

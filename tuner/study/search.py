@@ -1,241 +1,191 @@
-"""The search: propose, plan, measure, tell, write; until the wanted number of trials is told."""
+"""The search: units of work side by side, until the wanted number of trials is told.
+
+What is known about costs is shared by all trials: a trial measures the shapes of its plan that
+carry the run and are least known, so that later trials cost little or nothing. Trials run on as
+many devices as there are, each in a process of its own watched by a thread; several tuners may
+work on one study, whose storage says who does what.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-import numpy as np
-
-from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
-from tuner.config.codec import to_plain
-from tuner.config.override import override_config
-from tuner.config.schema import TrainConfig
-from tuner.errors import BadInputError
-from tuner.simulate.estimate import estimate_run
-from tuner.simulate.stats import PlanStats, count_plan
-from tuner.study.base import TunedData
-from tuner.study.optuna_study import STUDY_NAME, OptunaStudy
-from tuner.study.outcome import (
-    NumberedOutcome,
-    Outcome,
-    outcome_from_plain,
-    outcome_to_plain,
-)
-from tuner.study.space import (
-    Choice,
-    SearchSpace,
-    all_choices,
-    choice_overrides,
-    first_choices,
-    tokens_per_update,
-)
-from tuner.trial.folder import StudyFolder
-from tuner.trial.record import Installation, TrialResult, TrialSpec
+from tuner.simulate.measurement import ShapeMeasurement
+from tuner.study.confirm import expected_seconds, is_late
+from tuner.study.fill import FILLED, measure_filled
+from tuner.study.knowledge import FINDINGS, Knowledge
+from tuner.study.optuna_study import OptunaStudy
+from tuner.study.outcome import Outcome, outcome_to_plain
+from tuner.study.precision import SENSITIVITY, describe_findings, run_sensitivity
+from tuner.study.propose import Proposer
+from tuner.study.result import StudyResult
+from tuner.study.sensitivity import PrecisionFindings, findings_to_plain
+from tuner.study.setup import StudySetup
+from tuner.study.unit import Unit, measure_unit, partial_estimate
+from tuner.study.watch import StudyWatch
+from tuner.trial.record import TrialResult
 from tuner.trial.runner import TrialRunner
 
-# A dynamic graph needs no compile for a new shape, so a few shapes and the fit between them do.
-MAX_MEASURED_SHAPES_DYNAMIC = 6
-TIMED_STEPS = 4
-# A sampler that has found its corner proposes what was tried before; after so many in a row a
-# point that was not is drawn. Repeats cost milliseconds.
-MAX_REPEATS_IN_A_ROW = 4
+WAIT_S = 1.0
+"""Between two signs of life, and between two looks for what others have told."""
+RECOVERY_S = 30.0
+"""Between two looks for trials of dead tuners."""
+BUSY_CORES = 0.3
+"""Cores that others may take on average before their work is worth a word."""
+
+Answer = Outcome | PrecisionFindings
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudySetup:
-    """What a study is about and within which limits.
+class Search:
+    """One tuner's part in the search of a study."""
 
-    Attributes:
-        base: Config that the choices are written into.
-        data: The data and its lengths.
-        space: Fitted to the device.
-        folder: Where everything goes.
-        installation: What trials run on.
-        trials: Trials in all, finished ones of an earlier start included; >= 1.
-        time_limit_s: Of one trial.
-        memory_limit_bytes: Of one trial.
-        seed: Of the sampler.
-    """
+    def __init__(
+        self, setup: StudySetup, runner: TrialRunner, watch: StudyWatch, study: OptunaStudy
+    ) -> None:
+        """Join a study.
 
-    base: TrainConfig
-    data: TunedData
-    space: SearchSpace
-    folder: StudyFolder
-    installation: Installation
-    trials: int
-    time_limit_s: float
-    memory_limit_bytes: int
-    seed: int
+        Args:
+            setup: What it is about.
+            runner: Runs trials, from several threads.
+            watch: Told what happens.
+            study: Of this setup.
+        """
+        self._setup = setup
+        self._runner = runner
+        self._watch = watch
+        self._study = study
+        self._knowledge = Knowledge(setup)
+        self._last_recovery = 0.0
+        self._has_warned = False
 
+    def run(self) -> StudyResult:
+        """Search, or go on searching.
 
-@dataclass(frozen=True, kw_only=True)
-class StudyWatch:
-    """How a study talks to its caller.
+        Returns:
+            All outcomes, those of earlier starts and of other tuners included.
+        """
+        self._look()
+        self._watch.on_result(self._knowledge.result())
+        proposer = Proposer(self._setup, self._study, self._knowledge, self._watch.on_notice)
+        running: dict[Future[Answer], Unit] = {}
+        devices = list(range(self._setup.jobs))
+        with ThreadPoolExecutor(self._setup.jobs) as pool:
+            try:
+                while True:
+                    while devices and (unit := self._next(proposer)) is not None:
+                        unit = dataclasses.replace(unit, device_id=devices.pop())
+                        running[pool.submit(self._measure, unit)] = unit
+                    if not running and not self._must_wait():
+                        break
+                    devices += self._collect(running)
+            except BaseException:
+                # The pool waits for its threads: without this, for whole trials.
+                self._runner.stop()
+                raise
+        self._look()
+        return self._knowledge.result()
 
-    Attributes:
-        on_notice: Called with a line for the user.
-        on_trial: Called with the number and config of a trial that starts.
-        on_outcome: Called with all outcomes so far, the newest last; none yet on a new study.
-    """
+    def _next(self, proposer: Proposer) -> Unit | None:
+        """The next unit that needs a process; what needs none is told on the way."""
+        while not self._is_late():
+            self._look()
+            unit = proposer.next()
+            if unit is None:
+                return None
+            self._watch.on_trial(unit.number, unit.config)
+            if unit.needs_process or _is_pass(unit):
+                return unit
+            self._tell(unit, unit.outcome or unit.finish(TrialResult(status="ok")))
+        return None
 
-    on_notice: Callable[[str], None]
-    on_trial: Callable[[int, TrainConfig], None]
-    on_outcome: Callable[[Sequence[NumberedOutcome]], None]
+    def _is_late(self) -> bool:
+        """Whether the time that the confirmation leaves is up."""
+        if self._setup.deadline_s is None:
+            return False
+        outcomes = self._knowledge.outcomes()
+        return is_late(self._setup, expected_seconds(outcomes, self._setup.confirm_rounds))
 
+    def _collect(self, running: dict[Future[Answer], Unit]) -> list[int]:
+        """Tell what has ended, give signs of life for the rest; the devices that are free."""
+        done, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
+        free = []
+        for future in done:
+            unit = running.pop(future)
+            free.append(unit.device_id)
+            self._tell(unit, future.result())
+        for unit in running.values():
+            self._study.beat(unit.number)
+        return free
 
-def run_search(
-    setup: StudySetup, runner: TrialRunner, watch: StudyWatch
-) -> tuple[NumberedOutcome, ...]:
-    """Run the study, or the rest of it.
+    def _must_wait(self) -> bool:
+        """Other tuners are still busy: with their trials the study is whole."""
+        if not self._study.running():
+            return False
+        time.sleep(WAIT_S)
+        self._look()
+        return True
 
-    Returns:
-        All outcomes, those of earlier starts included, by trial number.
+    def _measure(self, unit: Unit) -> Answer:
+        """In a thread of the pool."""
+        if _is_pass(unit):
+            dtype = (unit.baseline or "").removeprefix(SENSITIVITY)
+            return run_sensitivity(self._setup, self._runner, dtype, unit.number, unit.device_id)
+        book, best = self._knowledge.book, self._knowledge.best_speed()
+        if unit.baseline == FILLED:
+            return measure_filled(self._setup, self._runner, unit, book)
 
-    Raises:
-        BadInputError: the folder holds the study of something else.
-    """
-    study = OptunaStudy(setup.folder.storage, STUDY_NAME, setup.space, setup.seed)
-    study.check_identity(study_identity(setup))
-    for number in study.recover():
-        watch.on_notice(f"trial {number} was interrupted and is run again")
-    study.enqueue(first_choices(setup.space))
-    np.save(setup.folder.lengths, setup.data.lengths.tokens)
-    outcomes = [
-        NumberedOutcome(number=told.number, outcome=outcome_from_plain(told.outcome))
-        for told in study.told()
-    ]
-    watch.on_outcome(outcomes)
-    repeats = 0
-    while len(outcomes) < setup.trials:
-        if repeats >= MAX_REPEATS_IN_A_ROW and not _enqueue_untried(study, setup):
-            watch.on_notice(f"the space holds no more than {len(outcomes)} different configs")
-            break
-        proposal = study.ask()
-        number = proposal.number
-        # Nothing enqueues baselines yet, so every proposal is a point.
-        assert proposal.choice is not None
-        config, same = _configure(setup, proposal.choice, outcomes)
-        if same is not None:
-            study.tell_repeat(number, same)
-            repeats += 1
-            continue
-        repeats = 0
-        watch.on_trial(number, config)
-        outcome = try_config(setup, config, runner, number)
-        _tell(study, number, outcome)
-        outcomes.append(NumberedOutcome(number=number, outcome=outcome))
-        watch.on_outcome(outcomes)
-    return tuple(outcomes)
+        def on_measured(measured: tuple[ShapeMeasurement, ...]) -> bool:
+            estimate = partial_estimate(unit, measured, book)
+            self._study.report(unit.number, len(measured), estimate.estimated_real_tokens_per_s)
+            real_tokens = estimate.estimated_real_tokens_per_s * estimate.estimated_run_s
+            # At its lower end the run would still be slower than the best. With all its shapes
+            # measured there is nothing left to save.
+            is_whole = len(measured) == len(unit.shapes)
+            is_slow = real_tokens < best * estimate.low_run_s
+            return unit.baseline is None and is_slow and not is_whole
 
+        return measure_unit(self._setup, self._runner, unit, on_measured)
 
-def study_identity(setup: StudySetup) -> dict[str, str]:
-    """What a study must not change between two starts."""
-    base = to_plain(setup.base)
-    # Where the file lies may change; what is in it is the data's fingerprint.
-    base["data"]["path"] = ""
-    return {
-        "data": setup.data.dataset.fingerprint[:16],
-        "base config": _fingerprint(base),
-        "search space": _fingerprint(to_plain(setup.space)),
-        "device": setup.installation.device,
-        "MindSpore version": setup.installation.versions.get("mindspore", "unknown"),
-    }
+    def _tell(self, unit: Unit, answer: Answer) -> None:
+        if isinstance(answer, PrecisionFindings):
+            self._knowledge.keep_findings(answer)
+            self._study.tell_pruned(unit.number, {FINDINGS: findings_to_plain(answer)})
+            self._watch.on_notice(describe_findings(answer))
+            return
+        self._warn_if_busy(unit, answer)
+        self._knowledge.keep(unit.number, answer)
+        outcome = self._knowledge.outcome(unit.number)
+        plain = outcome_to_plain(outcome)
+        if outcome.real_tokens_per_s is not None:
+            violation = outcome.precision.violation if outcome.precision else 0.0
+            self._study.tell_measured(unit.number, outcome.real_tokens_per_s, plain, violation)
+        elif outcome.status == "pruned":
+            self._study.tell_pruned(unit.number, plain)
+        else:
+            self._study.tell_failed(unit.number, plain)
+        self._watch.on_result(self._knowledge.result())
 
-
-def configure(setup: StudySetup, choice: Choice) -> TrainConfig:
-    """The whole config of a choice; boundaries are not solved yet."""
-    overrides = choice_overrides(choice, setup.data.longest)
-    overrides["train.tokens_per_update"] = tokens_per_update(
-        setup.space, setup.base, setup.data.longest
-    )
-    return override_config(setup.base, overrides, source="search space")
-
-
-def try_config(
-    setup: StudySetup, config: TrainConfig, runner: TrialRunner, number: int
-) -> Outcome:
-    """Plan a config and measure it; whatever goes wrong is an outcome."""
-    try:
-        plan = plan_batches(setup.data.lengths, config)
-    except BadInputError as error:
-        return _outcome(config, None, TrialResult(status="refused", reason=str(error)))
-    stats = count_plan(plan, config.train.tokens_per_update)
-    is_static = config.graph.mode == "static"
-    if is_static and len(plan.shapes) > setup.space.max_static_shapes:
-        reason = (
-            f"{len(plan.shapes)} static shapes, over max_static_shapes "
-            f"{setup.space.max_static_shapes}"
+    def _warn_if_busy(self, unit: Unit, outcome: Outcome) -> None:
+        if self._has_warned or outcome.other_cores < BUSY_CORES or self._setup.jobs > 1:
+            return
+        self._has_warned = True
+        self._watch.on_notice(
+            f"other programs took {outcome.other_cores:.1f} cores while trial {unit.number} was "
+            "timed: its steps may be too slow. Let the machine be quiet while this runs"
         )
-        return _outcome(config, (plan, stats), TrialResult(status="refused", reason=reason))
-    spec = TrialSpec(
-        config=config,
-        lengths_file=str(setup.folder.lengths.absolute()),
-        max_shapes=len(plan.shapes) if is_static else MAX_MEASURED_SHAPES_DYNAMIC,
-        timed_steps=TIMED_STEPS,
-        time_limit_s=setup.time_limit_s,
-        memory_limit_bytes=setup.memory_limit_bytes,
-    )
-    return _outcome(config, (plan, stats), runner.run(spec, setup.folder.trial(number)))
+
+    def _look(self) -> None:
+        """Learn what other tuners have told, and take up what dead ones have left."""
+        if time.monotonic() - self._last_recovery > RECOVERY_S:
+            self._last_recovery = time.monotonic()
+            for number in self._study.recover():
+                self._watch.on_notice(f"trial {number} was interrupted and is run again")
+        for told in self._study.told():
+            self._knowledge.read(told)
 
 
-def _configure(
-    setup: StudySetup, choice: Choice, outcomes: Sequence[NumberedOutcome]
-) -> tuple[TrainConfig, int | None]:
-    """The config of a choice, and the number of the trial that had the same one."""
-    config = configure(setup, choice)
-    # `try_config` meets the same error and makes it an outcome.
-    with contextlib.suppress(BadInputError):
-        config = resolve_boundaries(setup.data.lengths, config)
-    for item in outcomes:
-        if item.outcome.config == config:
-            return config, item.number
-    return config, None
-
-
-def _enqueue_untried(study: OptunaStudy, setup: StudySetup) -> bool:
-    """Propose a point that was never tried, drawn at random; False if there is none left."""
-    tried = study.tried()
-    untried = [choice for choice in all_choices(setup.space) if choice not in tried]
-    if not untried:
-        return False
-    study.enqueue([random.Random(f"{setup.seed} {len(untried)}").choice(untried)])
-    return True
-
-
-def _outcome(
-    config: TrainConfig, planned: tuple[BatchPlan, PlanStats] | None, result: TrialResult
-) -> Outcome:
-    estimate = None
-    if result.status == "ok" and planned and result.update:
-        estimate = estimate_run(planned[1], config, result.shapes, result.update)
-    return Outcome(
-        config=config,
-        status=result.status,
-        reason=result.reason,
-        num_measured_shapes=len(result.shapes),
-        shapes=planned[0].shapes if planned else (),
-        effective_token_fraction=planned[1].effective_token_fraction if planned else 0.0,
-        num_steps=planned[1].num_steps if planned else 0,
-        length_autocorrelation=planned[1].length_autocorrelation if planned else 0.0,
-        estimate=estimate,
-        peak_bytes=result.peak_bytes,
-        memory_kind=result.memory_kind,
-        wall_s=result.wall_s,
-    )
-
-
-def _tell(study: OptunaStudy, number: int, outcome: Outcome) -> None:
-    plain = outcome_to_plain(outcome)
-    if outcome.real_tokens_per_s is None:
-        study.tell_failed(number, plain)
-    else:
-        study.tell_measured(number, outcome.real_tokens_per_s, plain)
-
-
-def _fingerprint(plain: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+def _is_pass(unit: Unit) -> bool:
+    """Whether a unit looks for sensitive op groups, and measures no run."""
+    return unit.baseline is not None and unit.baseline.startswith(SENSITIVITY)

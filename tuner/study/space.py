@@ -62,6 +62,8 @@ class SearchSpace(Section):
     """Relative deviation of the loss from fp32 above which a precision is infeasible."""
     max_gradient_deviation: PositiveFloat = 0.03
     """The same for the gradient: norm of the difference over the norm of the fp32 gradient."""
+    fill_memory: bool = False
+    """Also try the largest batches that fit in memory, found by real steps."""
     max_static_shapes: PositiveInt = 32
     """Static shapes of a plan at most."""
 
@@ -108,6 +110,12 @@ def load_space(name_or_path: str) -> SearchSpace:
     return parse_model(SearchSpace, read_yaml(path), source=str(path))
 
 
+WHOLE_GRAPH_NOTE = (
+    "jit_level O2 is tried with static graphs only: it compiles whole graphs and takes no dynamic "
+    "shapes; MindSpore has deprecated it since 2.9"
+)
+
+
 def fit_to_device(space: SearchSpace, device: str) -> tuple[SearchSpace, list[str]]:
     """The space without what the device does not take, and the reasons in words.
 
@@ -116,15 +124,31 @@ def fit_to_device(space: SearchSpace, device: str) -> tuple[SearchSpace, list[st
         device: `CPU` or `Ascend`.
     """
     if device == "Ascend":
-        return space, []
-    if space.jit_level == ("O0",):
-        return space, []
-    left_out = ", ".join(level for level in space.jit_level if level != "O0")
-    note = (
-        f"jit_level {left_out} not tried: on {device} every level compiles to the same kernels, "
-        "so its timing says nothing about an NPU"
-    )
-    return space.model_copy(update={"jit_level": ("O0",)}), [note]
+        return space, ([WHOLE_GRAPH_NOTE] if "O2" in space.jit_level else [])
+    changes: dict[str, Any] = {}
+    notes = []
+    if space.jit_level != ("O0",):
+        left_out = ", ".join(level for level in space.jit_level if level != "O0")
+        notes.append(
+            f"jit_level {left_out} not tried: on {device} every level compiles to the same "
+            "kernels, so its timing says nothing about an NPU"
+        )
+        changes["jit_level"] = ("O0",)
+    if "bf16" in space.compute_dtype:
+        notes.append(f"bf16 not tried: MindSpore has no kernels for it on {device}")
+        kept = tuple(dtype for dtype in space.compute_dtype if dtype != "bf16")
+        changes["compute_dtype"] = kept or ("fp32",)
+    if "fp16" in space.compute_dtype:
+        notes.append(
+            f"fp16 on {device} is slower than fp32, whatever op groups stay in fp32; which groups "
+            "are sensitive carries over to an NPU, the speed does not"
+        )
+    return space.model_copy(update=changes), notes
+
+
+def is_compilable(graph_mode: str, jit_level: str) -> bool:
+    """Whether MindSpore compiles this level in this mode: O2 takes static shapes only."""
+    return jit_level != "O2" or graph_mode == "static"
 
 
 def choice_overrides(choice: Choice, longest: int) -> dict[str, Any]:
@@ -200,6 +224,7 @@ def all_choices(space: SearchSpace) -> list[Choice]:
             space.graph_mode,
             space.jit_level,
         )
+        if is_compilable(mode, level)
     ]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
 from tuner.simulate.measurement import CostKey, ShapeMeasurement, UpdateMeasurement
+from tuner.trial.fake_deviation import FakeDeviations
 from tuner.trial.folder import TrialFolder
 from tuner.trial.record import Installation, Status, TrialResult, TrialSpec
 from tuner.trial.runner import OnMeasured, go_on
@@ -61,7 +62,7 @@ class HiddenCost:
         return seconds * (self.packed_factor if key.rows == "packed" else 1.0)
 
 
-class FakeRunner:
+class FakeRunner(FakeDeviations):
     """Answers at once, in the manner of ProcessRunner."""
 
     def __init__(

@@ -103,7 +103,12 @@ class StudyFolder:
 
     def confirmation(self, number: int) -> TrialFolder:
         """The folder of one round of the confirmation, by its number there."""
-        return TrialFolder(self.path / "confirmation" / f"{number:04d}")
+        return TrialFolder(self.confirmations / f"{number:04d}")
+
+    @property
+    def confirmations(self) -> Path:
+        """Parent of the folders of the confirmation's rounds."""
+        return self.path / "confirmation"
 
     def trial(self, number: int) -> TrialFolder:
         """The folder of a trial by its number in the study."""

@@ -60,6 +60,7 @@ class TrialResult:
         peak_bytes: Largest memory seen.
         memory_kind: What peak_bytes is.
         wall_s: Wall seconds of the trial's process.
+        other_cores: Cores that other programs of the machine took meanwhile, on average, >= 0.
     """
 
     status: Status
@@ -70,6 +71,7 @@ class TrialResult:
     peak_bytes: int = 0
     memory_kind: str = ""
     wall_s: float = 0.0
+    other_cores: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from tuner.errors import BadInputError
 from tuner.simulate.measurement import ShapeMeasurement
 from tuner.trial.deviation import DeviationResult, DeviationSpec, read_deviation_result
 from tuner.trial.folder import TrialFolder
+from tuner.trial.other_work import OtherWork
 from tuner.trial.past import read_measured
 from tuner.trial.record import (
     Installation,
@@ -217,6 +218,7 @@ class _Watched:
         self.return_code = return_code
         self.peak_bytes = peak_bytes
         self.broken_limit = broken_limit
+        self.other_cores = 0.0
 
 
 def _watch(
@@ -233,19 +235,26 @@ def _watch(
             start_new_session=True,
         )
         try:
-            return _poll(process, spec, must_end)
+            others = OtherWork()
+            watched = _poll(process, spec, must_end, others)
+            watched.other_cores = others.cores()
+            return watched
         finally:
             _end_group(process)
 
 
 def _poll(
-    process: subprocess.Popen[bytes], spec: Limits, must_end: Callable[[], bool]
+    process: subprocess.Popen[bytes],
+    spec: Limits,
+    must_end: Callable[[], bool],
+    others: OtherWork,
 ) -> _Watched:
     deadline = time.monotonic() + spec.time_limit_s
     peak_bytes = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return _Watched(process.wait(timeout=POLL_S), peak_bytes, None)
+        others.look(process.pid)
         memory_bytes = _tree_memory_bytes(process.pid)
         peak_bytes = max(peak_bytes, memory_bytes)
         if memory_bytes > spec.memory_limit_bytes:
@@ -283,7 +292,7 @@ def _classify(
     if result is None:
         status, reason = _cause_of_death(watched, folder, spec)
         result = TrialResult(status=status, reason=reason)
-    result = dataclasses.replace(result, wall_s=wall_s)
+    result = dataclasses.replace(result, wall_s=wall_s, other_cores=watched.other_cores)
     return result if result.status == "ok" else _with_measured(result, watched, folder)
 
 

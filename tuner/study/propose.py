@@ -1,0 +1,198 @@
+"""What is tried next, and as which unit of work.
+
+Baselines come first, then in turn the point that may be the fastest under all that is known
+(guide.py) and a proposal of Optuna's, which also looks where the cost model sees nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+from tuner.config.override import override_config
+from tuner.config.schema import TrainConfig
+from tuner.errors import BadInputError
+from tuner.simulate.cost_book import CostBook
+from tuner.simulate.measurement import CostKey
+from tuner.study.baselines import TEN_QUANTILES, baseline_names, baseline_overrides
+from tuner.study.fill import FILLED, config_to_fill, needs_filling
+from tuner.study.guide import WORTH_ANOTHER_TRIAL, Guide, configure, with_boundaries
+from tuner.study.knowledge import Knowledge
+from tuner.study.optuna_study import OptunaStudy
+from tuner.study.precision import SENSITIVITY, low_dtypes
+from tuner.study.proposal import Proposal
+from tuner.study.setup import StudySetup
+from tuner.study.space import Choice, all_choices, tokens_per_update
+from tuner.study.unit import Unit, plan_unit, refused
+
+# A sampler that has found its corner proposes what was tried before; after so many in a row a
+# point that was not is drawn. Repeats cost milliseconds.
+MAX_REPEATS_IN_A_ROW = 4
+
+
+class Proposer:
+    """The next unit of one tuner."""
+
+    def __init__(
+        self,
+        setup: StudySetup,
+        study: OptunaStudy,
+        knowledge: Knowledge,
+        on_notice: Callable[[str], None],
+    ) -> None:
+        """Enqueue what every study begins with.
+
+        Args:
+            setup: What the study is about.
+            study: Keeps who tries what.
+            knowledge: Grows while the study runs.
+            on_notice: Told when there is nothing left to try.
+        """
+        self._setup = setup
+        self._study = study
+        self._knowledge = knowledge
+        self._on_notice = on_notice
+        self._guide = Guide(setup)
+        self._random = random.Random(setup.seed)
+        self._repeats = 0
+        self._is_guided = True
+        names = baseline_names(setup.has_own_config)
+        passes = (SENSITIVITY + dtype for dtype in low_dtypes(setup))
+        study.enqueue_baselines([*names, *passes])
+
+    def next(self) -> Unit | None:
+        """The next unit, planned; None if the study has its trials or its space no more points."""
+        while self._enqueue():
+            proposal = self._study.ask_within(self._setup.trials)
+            if proposal is None:
+                return None
+            unit = self._plan(proposal)
+            if unit is not None:
+                return unit
+        return None
+
+    def _enqueue(self) -> bool:
+        """Enqueue a point when it is its turn; False if there is no other one left."""
+        if self._study.has_waiting():
+            return True
+        if not self._study.running() and needs_filling(self._setup, self._knowledge.outcomes()):
+            self._study.enqueue_baselines([FILLED])
+        self._study.set_sensitive(self._knowledge.groups_to_decide())
+        if self._repeats >= MAX_REPEATS_IN_A_ROW:
+            if not (self._enqueue_best() or self._enqueue_any()):
+                count = len({item.outcome.config for item in self._knowledge.tried()})
+                self._on_notice(f"the space holds no more than {count} different configs")
+                return False
+        elif self._is_guided:
+            self._enqueue_best()
+        self._is_guided = not self._is_guided
+        return True
+
+    def _enqueue_best(self) -> bool:
+        """The untried point that may be the fastest, with its boundaries."""
+        book = self._knowledge.book
+        candidates = self._guide.candidates(book, self._knowledge.precisions())
+        for point in self._guide.rank(book, candidates):
+            if point.fits and self._same_as(point.config) is None:
+                self._study.enqueue([point.choice], [{"boundaries": list(point.boundaries)}])
+                return True
+        return False
+
+    def _enqueue_any(self) -> bool:
+        """A point that was never asked for, drawn at random."""
+        tried = self._study.tried()
+        untried = [
+            choice
+            for plain in all_choices(self._setup.space)
+            for dtype, groups in self._knowledge.precisions()
+            if (choice := dataclasses.replace(plain, compute_dtype=dtype, fp32_ops=groups))
+            not in tried
+        ]
+        if not untried:
+            return False
+        self._study.enqueue([self._random.choice(untried)])
+        return True
+
+    def _plan(self, proposal: Proposal) -> Unit | None:
+        """The unit of a proposal; None if it is told already, as the repeat of another."""
+        number, baseline = proposal.number, proposal.baseline
+        if baseline is not None and baseline.startswith(SENSITIVITY):
+            key = CostKey.of(self._setup.base, self._setup.installation.device)
+            return Unit(number=number, config=self._setup.base, key=key, baseline=baseline)
+        if baseline == FILLED:
+            return plan_unit(self._setup, number, self._to_fill(), CostBook(), FILLED)
+        if baseline is not None:
+            config = self._baseline(baseline)
+        elif proposal.choice is not None:
+            config = self._configure(proposal.choice, proposal.boundaries)
+            same = self._same_as(config)
+            if same is not None:
+                self._study.tell_repeat(number, same)
+                self._repeats += 1
+                return None
+        self._repeats = 0
+        unit = plan_unit(self._setup, number, config, self._knowledge.book, baseline)
+        return self._claimed(self._with_precision(unit))
+
+    def _claimed(self, unit: Unit) -> Unit:
+        """Of what it would measure what no other tuner is measuring."""
+        wanted = {unit.claim_of(shape): shape for shape in unit.shapes}
+        if not wanted:
+            return unit
+        free = self._study.claim_free(unit.number, tuple(wanted))
+        return dataclasses.replace(unit, shapes=tuple(wanted[name] for name in free))
+
+    def _with_precision(self, unit: Unit) -> Unit:
+        """What is known of its precision; what is known to be too far from fp32 is refused."""
+        precision = unit.config.precision
+        if precision.compute_dtype == "fp32" or unit.outcome is not None:
+            return unit
+        known = self._knowledge.check_of(precision)
+        if known is None:
+            return dataclasses.replace(unit, checks_precision=True)
+        unit = dataclasses.replace(unit, precision=known[0])
+        return refused(unit, known[1]) if known[1] else unit
+
+    def _configure(self, choice: Choice, boundaries: tuple[int, ...] | None) -> TrainConfig:
+        if boundaries is not None:
+            config = configure(self._setup, choice)
+            return with_boundaries(config, boundaries) if boundaries else config
+        try:
+            return self._guide.resolve(choice, self._knowledge.book)
+        except BadInputError:
+            # Planning meets the same error and makes it an outcome.
+            return configure(self._setup, choice)
+
+    def _baseline(self, name: str) -> TrainConfig:
+        setup = self._setup
+        overrides = baseline_overrides(name, setup.space, setup.data.longest)
+        overrides["train.tokens_per_update"] = tokens_per_update(
+            setup.space, setup.base, setup.data.longest
+        )
+        return override_config(setup.base, overrides, source=name)
+
+    def _to_fill(self) -> TrainConfig:
+        # Memory may be short before any buckets were planned: then those of the baseline.
+        return config_to_fill(self._knowledge.outcomes()) or self._baseline(TEN_QUANTILES)
+
+    def _same_as(self, config: TrainConfig) -> int | None:
+        """The trial that had this config, or boundaries so near that a trial would not tell."""
+        for item in self._knowledge.tried():
+            tried = item.outcome.config
+            if tried == config:
+                return item.number
+            if _differ_in_boundaries(tried, config) and not self._is_worth(tried, config):
+                return item.number
+        return None
+
+    def _is_worth(self, tried: TrainConfig, config: TrainConfig) -> bool:
+        book = self._knowledge.book
+        before_s = self._guide.run_s(tried, book)
+        return self._guide.run_s(config, book) < before_s * (1.0 - WORTH_ANOTHER_TRIAL)
+
+
+def _differ_in_boundaries(one: TrainConfig, other: TrainConfig) -> bool:
+    return len(one.batching.boundaries) == len(other.batching.boundaries) and (
+        with_boundaries(one, ()) == with_boundaries(other, ())
+    )
