@@ -36,7 +36,7 @@ def uniform_tokens(num_rows: int) -> IntArray:
 @cache
 def azure_tokens() -> IntArray:
     """Prompt and answer of every request of a conversation service, in tokens of its model."""
-    with (_shared_data() / "lengths" / "azure_2023_conv.csv").open(newline="") as lines:
+    with (shared_data() / "lengths" / "azure_2023_conv.csv").open(newline="") as lines:
         requests = list(csv.DictReader(lines))
     return np.array([int(r["ContextTokens"]) + int(r["GeneratedTokens"]) for r in requests])
 
@@ -44,7 +44,7 @@ def azure_tokens() -> IntArray:
 @cache
 def mix_tokens() -> IntArray:
     """10,162 rows of chat, pairs, instructions and documents, cut to 512 GPT-2 tokens."""
-    data = _shared_data()
+    data = shared_data()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "mix.mindrecord"
         options = PrepareOptions(
@@ -57,7 +57,7 @@ def mix_tokens() -> IntArray:
         return scan_lengths(open_mindrecord(str(out))).tokens.astype(np.int64)
 
 
-def _shared_data() -> Path:
+def shared_data() -> Path:
     folder = Path(__file__).resolve().parents[3] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the shared text and lengths are not beside this checkout")

@@ -37,7 +37,7 @@ TINY_MODEL = (
     "--set", "model={vocab_size: 32, width: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, "
     "ffn_width: 16}",
 )  # fmt: skip
-OUTPUTS = ("best.yaml", "trials.csv", "summary.txt", "report.md", "study.db")
+OUTPUTS = ("best.yaml", "trials.csv", "summary.txt", "report.html", "cost_model.yaml", "study.db")
 
 
 def command(*arguments: object) -> list[str]:

@@ -2,40 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tuner.config.codec import format_config, write_text
-from tuner.report.study import StudyContext, report_markdown, summary_text, trials_csv
-from tuner.study.choose import choose_best, with_provenance
-from tuner.study.optuna_study import STUDY_NAME
-from tuner.study.outcome import NumberedOutcome
-from tuner.study.search import StudySetup
+from tuner.report.gather import best_config, gather_contents
+from tuner.report.html import format_html
+from tuner.report.study import StudyContext, summary_text, trials_csv
+from tuner.simulate.cost_file import cost_file
+from tuner.study.result import StudyResult
+from tuner.study.setup import StudySetup, cost_identity
 
 
-def write_outputs(
-    outcomes: Sequence[NumberedOutcome], setup: StudySetup, context: StudyContext
-) -> None:
-    """Write trials.csv, summary.txt, report.md, and best.yaml if any trial was measured.
+class Outputs:
+    """The files of one study."""
 
-    Raises:
-        BadInputError: the folder cannot be written; files there stay whole.
-    """
-    folder = setup.folder
-    write_text(folder.trials_table, trials_csv(outcomes))
-    write_text(folder.summary, summary_text(outcomes, context))
-    write_text(folder.report, report_markdown(outcomes, context))
-    best = choose_best(outcomes)
-    if best is None:
-        return
-    config = with_provenance(
-        best,
-        data_fingerprint=setup.data.dataset.fingerprint,
-        num_samples=setup.data.lengths.num_samples,
-        study_name=STUDY_NAME,
-        installation=setup.installation,
-    )
-    header = (
-        f"Trial {best.number}, the best of {len(outcomes)} trials of varseq-tune.\n"
-        f"Train it with: varseq-train --config {folder.best_config}"
-    )
-    write_text(folder.best_config, format_config(config, header=header))
+    def __init__(self, setup: StudySetup, context: StudyContext) -> None:
+        """Write nothing yet.
+
+        Args:
+            setup: What the study is about.
+            context: What the pages say besides its result.
+        """
+        self._setup = setup
+        self._context = context
+        self._result: StudyResult | None = None
+
+    def write(self, result: StudyResult) -> None:
+        """Write trials.csv, summary.txt, cost_model.yaml, and best.yaml if any is feasible.
+
+        Args:
+            result: All that is known by now.
+
+        Raises:
+            BadInputError: the folder cannot be written; files there stay whole.
+        """
+        if not result.outcomes:
+            return
+        self._result = result
+        folder = self._setup.folder
+        write_text(folder.trials_table, trials_csv(result.outcomes))
+        write_text(folder.summary, summary_text(result, self._context))
+        costs = cost_file(result.book, cost_identity(self._setup.base))
+        write_text(folder.costs, format_config(costs, header=COSTS_HEADER))
+        if (text := self._best_text(result)) is not None:
+            write_text(folder.best_config, text)
+
+    def write_report(self) -> None:
+        """Write report.html; it takes a second or two, so it is not done after every trial."""
+        if self._result is not None:
+            contents = gather_contents(self._result, self._setup, self._context)
+            write_text(self._setup.folder.report, format_html(contents))
+
+    def _best_text(self, result: StudyResult) -> str | None:
+        config = best_config(result, self._setup)
+        if config is None or config.provenance is None:
+            return None
+        trial, num_trials = config.provenance.trial, len(result.outcomes)
+        how = "confirmed against the baselines" if result.confirmation else "not confirmed yet"
+        return format_config(
+            config,
+            header=(
+                f"Trial {trial}, the best of {num_trials} trials of varseq-tune, {how}.\n"
+                f"Train it with: varseq-train --config {self._setup.folder.best_config}"
+            ),
+        )
+
+
+COSTS_HEADER = """\
+What varseq-tune measured here and the costs fitted to it: seconds and bytes by shape (B, L).
+Start another study of this model from it, or tune without a device:
+varseq-tune --cost-model cost_model.yaml [--dry-run] ..."""

@@ -41,7 +41,7 @@ def hold_folder(folder: StudyFolder) -> Iterator[None]:
 
 
 def put_aside(folder: StudyFolder) -> None:
-    """Rename an earlier study and its trials: study.db to study.1.db, trials to trials.1.
+    """Rename an earlier study, its trials and confirmation: study.db to study.1.db, and so on.
 
     Its best.yaml and tables stay until the new study has its first outcome.
 
@@ -51,7 +51,7 @@ def put_aside(folder: StudyFolder) -> None:
     number = 1
     while _aside(folder.storage, number).exists():
         number += 1
-    for path in (folder.storage, folder.trials):
+    for path in (folder.storage, folder.trials, folder.confirmations):
         if path.exists():
             path.rename(_aside(path, number))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 
 from tuner.batching.rows import admit_rows
@@ -14,11 +15,14 @@ from tuner.config.schema import TrainConfig
 from tuner.data.lengths import scan_lengths
 from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
 from tuner.errors import BadInputError
+from tuner.report.study import StudyContext
+from tuner.simulate.cost_file import CostFile, GivenModels, given_models, read_cost_file
 from tuner.study.base import TunedData, check_base, describe_fitted, fitted_base
-from tuner.study.search import StudySetup
+from tuner.study.setup import StudySetup, cost_identity
 from tuner.study.space import fit_to_device, load_space
 from tuner.trial.folder import StudyFolder
 from tuner.trial.limits import parse_memory_limit
+from tuner.trial.record import Installation
 from tuner.trial.runner import TrialRunner
 
 Notice = Callable[[str], None]
@@ -38,28 +42,74 @@ def set_up_study(
     Raises:
         BadInputError: an option, the config, the space or the data is wrong.
     """
+    if options.new_study and options.storage:
+        raise BadInputError(
+            "--new-study starts over in the results folder, not in a shared --storage",
+            fix="give another --study NAME",
+        )
     space = load_space(options.space)
     memory_limit_bytes = parse_memory_limit(options.memory_limit)
+    deadline_s = None if options.timeout is None else time.monotonic() + options.timeout
     with end_at_once("varseq-tune"):
         base, dataset = _open_base(options, notice)
         check_base(dataset, base)
         data = _tuned_data(dataset, base, folder)
-    installation = runner.probe(base.device)
-    notice(f"trials run on {installation.device}")
+    file = read_cost_file(options.cost_model) if options.cost_model else None
+    models = _given_models(file, base, options.cost_model)
+    if options.dry_run:
+        installation = _assumed_installation(models, base)
+        notice(f"a dry run: no trial is run, costs are those of {installation.device}")
+    else:
+        installation = runner.probe(base.device)
+        notice(f"trials run on {installation.device}")
+    if options.jobs > 1 and installation.device == "CPU":
+        notice(
+            f"--jobs {options.jobs} on CPU: trials share its cores and disturb each other's "
+            "timings; use it to try things, not for figures"
+        )
     fitted_space, left_out = fit_to_device(space, installation.device)
     for sentence in left_out:
         notice(sentence)
     return StudySetup(
         base=base,
+        has_own_config=options.config is not None,
         data=data,
         space=fitted_space,
         folder=folder,
+        storage=options.storage,
+        study_name=options.study,
         installation=installation,
         trials=options.trials,
+        jobs=options.jobs,
         time_limit_s=options.trial_timeout,
+        deadline_s=deadline_s,
         memory_limit_bytes=memory_limit_bytes,
+        confirm_rounds=options.confirm,
         seed=options.seed,
+        models=models,
     )
+
+
+def _given_models(file: CostFile | None, base: TrainConfig, path: str) -> GivenModels:
+    """The fits of `--cost-model`, which must be of this model."""
+    if file is None:
+        return {}
+    wanted = cost_identity(base)
+    if file.model != wanted:
+        raise BadInputError(
+            f"--cost-model {path} belongs to another model or optimizer ({file.model}, now "
+            f"{wanted})",
+            fix="give the file of a study of this config, or leave it out",
+        )
+    return given_models(file)
+
+
+def _assumed_installation(models: GivenModels, base: TrainConfig) -> Installation:
+    """What a dry run plans for: the device of the cost model, else the config's own."""
+    devices = sorted({key.device for key in models})
+    wanted = {"cpu": "CPU", "ascend": "Ascend"}.get(base.device)
+    device = wanted or (devices[0] if devices else "CPU")
+    return Installation(device=device, versions={})
 
 
 def _open_base(options: argparse.Namespace, notice: Notice) -> tuple[TrainConfig, MindRecordSet]:
@@ -92,3 +142,25 @@ def _tuned_data(dataset: MindRecordSet, base: TrainConfig, folder: StudyFolder) 
     lengths = scan_lengths(dataset, base.data.input_column, cache=folder.path)
     admitted = admit_rows(lengths.tokens, base.data, base.data.max_length)
     return TunedData(dataset=dataset, lengths=lengths, longest=int(admitted.tokens.max()))
+
+
+def study_context(setup: StudySetup, notes: tuple[str, ...], command: str) -> StudyContext:
+    """What the pages say besides the result.
+
+    Args:
+        setup: Of the study.
+        notes: Assumptions and things left out.
+        command: The command line that goes on with the study.
+    """
+    return StudyContext(
+        data_path=setup.base.data.path,
+        num_samples=setup.data.lengths.num_samples,
+        longest=setup.data.longest,
+        device=setup.installation.device,
+        versions=setup.installation.versions,
+        notes=notes,
+        command=command,
+        best_config_path=str(setup.folder.best_config),
+        storage=setup.storage,
+        num_cores=len(os.sched_getaffinity(0)),
+    )

@@ -12,6 +12,7 @@ from tuner.config.schema import TrainConfig
 from tuner.report.study import describe_config
 from tuner.study.choose import choose_best, pad_to_longest
 from tuner.study.outcome import NumberedOutcome
+from tuner.study.result import StudyResult
 
 
 class TuneView:
@@ -37,6 +38,7 @@ class TuneView:
         )
         self._task = self._progress.add_task("", total=trials)
         self._has_started = False
+        self._shown: set[int] = set()
         self._best = ""
 
     def __enter__(self) -> TuneView:
@@ -56,31 +58,41 @@ class TuneView:
             self._task, description=f"{self._best}now: {describe_config(config)}"
         )
 
-    def outcomes(self, outcomes: Sequence[NumberedOutcome]) -> None:
-        """An outcome has come; at the start, those of earlier starts."""
+    def result(self, result: StudyResult) -> None:
+        """There is more to know; at the start, what earlier starts have found."""
+        outcomes = result.outcomes
         # Not before: up to here a signal may end the process on the spot, bar and all.
         self._progress.start()
+        new = [item for item in outcomes if item.number not in self._shown]
         if self._has_started:
-            self._print(self._outcome_line(outcomes))
+            for item in new:
+                self._print(self._outcome_line(item, outcomes))
         elif outcomes:
             are = "trials are" if len(outcomes) > 1 else "trial is"
             self._print(f"{len(outcomes)} {are} done already; going on from there")
         self._has_started = True
+        self._shown |= {item.number for item in new}
         self._best = self._best_so_far(outcomes)
-        self._progress.update(self._task, completed=len(outcomes), description=self._best)
+        done = sum(item.outcome.baseline is None for item in outcomes)
+        self._progress.update(self._task, completed=done, description=self._best)
 
-    def _outcome_line(self, outcomes: Sequence[NumberedOutcome]) -> str:
-        item = outcomes[-1]
+    def _outcome_line(self, item: NumberedOutcome, outcomes: Sequence[NumberedOutcome]) -> str:
         outcome = item.outcome
         if outcome.real_tokens_per_s is None:
             found = f"{outcome.status}: {outcome.reason}"
         else:
             found = f"{outcome.real_tokens_per_s:,.0f} real tokens/s"
+        took = f"{outcome.wall_s:.0f} s" if outcome.wall_s else "nothing new to measure"
         return (
-            f"trial {item.number} ({len(outcomes)} of {self._trials}): "
-            f"{describe_config(outcome.config)}: {found}, "
-            f"{outcome.wall_s:.0f} s; {self._best_so_far(outcomes)}"
+            f"{self._place(item, outcomes)}: {describe_config(outcome.config)}: {found}, {took}; "
+            f"{self._best_so_far(outcomes)}"
         ).rstrip("; ")
+
+    def _place(self, item: NumberedOutcome, outcomes: Sequence[NumberedOutcome]) -> str:
+        if item.outcome.baseline is not None:
+            return f"trial {item.number} ({item.outcome.baseline})"
+        place = sum(o.outcome.baseline is None and o.number <= item.number for o in outcomes)
+        return f"trial {item.number} ({place} of {self._trials})"
 
     @staticmethod
     def _best_so_far(outcomes: Sequence[NumberedOutcome]) -> str:

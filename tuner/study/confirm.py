@@ -46,7 +46,7 @@ class Round:
 
     Attributes:
         candidate: Its name.
-        number: Of the round, from 0.
+        number: Of the round, from 1.
         status: As in TrialResult.
         reason: Why it failed; empty if it did not.
         run_s: Seconds of the planned run by this process's measurements; 0 if it failed.
@@ -157,7 +157,7 @@ def run_confirmation(
             break
         done = len(board.results())
         on_notice(
-            f"confirming ({done + 1} of {total}): {taken.candidate}, round {taken.round + 1}"
+            f"confirming ({done + 1} of {total}): {taken.candidate}, round {taken.round}"
         )
         measured = _measure(setup, runner, board, candidates[taken.candidate].outcome, taken)
         board.put(taken.number, measured.real_tokens_per_s or None, _to_plain(measured))
@@ -262,7 +262,8 @@ def read_confirmation(
         name: {item.number: item.run_s for item in rounds if item.candidate == name}
         for name in standing
     }
-    whole = [number for number in range(num_rounds) if all(number in of for of in run_s.values())]
+    numbers = range(1, num_rounds + 1)
+    whole = [number for number in numbers if all(number in of for of in run_s.values())]
     verdict = None
     if standing and whole:
         verdict = judge(
