@@ -363,6 +363,8 @@ class OptunaStudy:
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
         try:
             trial.set_constraint(CONSTRAINT, violation)
+            # The form before Optuna 5, the only one that the dashboard (0.21) shows.
+            self._storage.set_trial_system_attr(trial._trial_id, "constraints", [violation])
             if outcome is not None:
                 for key, part in split_attribute(OUTCOME_KEY, dict(outcome)):
                     trial.set_user_attr(key, part)

@@ -67,3 +67,37 @@ class ToldTrial:
     pruned: bool
     violation: float
     outcome: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmationRun:
+    """One run of one candidate, to be done by the process that took it.
+
+    Attributes:
+        number: Of the run.
+        candidate: Its name.
+        round: From 1 on.
+    """
+
+    number: int
+    candidate: str
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmationResult:
+    """A run that is done.
+
+    Attributes:
+        number: Of the run.
+        candidate: Its name.
+        round: From 1 on.
+        real_tokens_per_s: What it reached; None if it failed.
+        result: The plain data that was put with it.
+    """
+
+    number: int
+    candidate: str
+    round: int
+    real_tokens_per_s: float | None
+    result: Mapping[str, Any]
