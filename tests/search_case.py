@@ -39,6 +39,8 @@ COST = HiddenCost(
 """Packing does not pay, so that what a test is about is not ended early for it."""
 # 5 rows of 3 tokens, 4 of 10, 1 of 30: 85 tokens.
 TEN_ROWS = [3] * 5 + [10] * 4 + [30]
+# Five lengths whose quantiles lie in five buckets, also when aligned to 32.
+HUNDRED_ROWS = [20] * 40 + [70] * 30 + [150] * 20 + [300] * 8 + [500] * 2
 NUM_BASELINES = len(baseline_names(has_own_config=False))
 SMALL = make_space(
     strategy=["bucketed", "dynamic", "fixed"],

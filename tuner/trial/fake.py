@@ -72,6 +72,7 @@ class FakeRunner(FakeDeviations):
         noise: float = 0.0,
         fails: Callable[[TrainConfig], tuple[Status, str] | None] = lambda config: None,
         salt: tuple[int, ...] = (),
+        noise_per_run: bool = False,
     ) -> None:
         """Set up the hidden device.
 
@@ -81,11 +82,14 @@ class FakeRunner(FakeDeviations):
                 the shape and the graph, not from the order of trials.
             fails: Status and reason of a config that fails; None for one that does not.
             salt: Of the noise: the same device on another day.
+            noise_per_run: The noise follows from the number of the process too: the same shape
+                takes another time in every one of them.
         """
         self._cost = cost
         self._noise = noise
         self._fails = fails
         self._salt = salt
+        self._noise_per_run = noise_per_run
         self._lock = threading.Lock()
         self.specs: list[TrialSpec] = []
 
@@ -102,13 +106,15 @@ class FakeRunner(FakeDeviations):
         """Cost every shape that is asked for; nothing is written."""
         with self._lock:
             self.specs.append(spec)
+            number = len(self.specs) if self._noise_per_run else 0
         failure = self._fails(spec.config)
         if failure is not None:
             return TrialResult(status=failure[0], reason=failure[1], wall_s=1.0)
         measured: tuple[ShapeMeasurement, ...] = ()
         memory_bytes = self._cost.process_bytes
         for shape in spec.shapes:
-            item = self._measure(shape, spec, memory_bytes, is_first=not measured)
+            rng = self._rng(shape, spec.config, number)
+            item = self._measure(shape, spec, memory_bytes, rng, is_first=not measured)
             memory_bytes = item.memory_bytes
             if memory_bytes > spec.memory_limit_bytes:
                 return self._failed("oom", "over the made-up memory", measured)
@@ -136,12 +142,22 @@ class FakeRunner(FakeDeviations):
     ) -> TrialResult:
         return TrialResult(status=status, reason=reason, shapes=measured, wall_s=1.0)
 
+    def _rng(self, shape: Shape, config: TrainConfig, number: int) -> np.random.Generator:
+        """Of the noise of a shape in a process; number 0 where that is the same in all."""
+        key = str(CostKey.of(config, "CPU")).encode()
+        return np.random.default_rng([*shape, *key, *self._salt, *([number] if number else [])])
+
     def _measure(
-        self, shape: Shape, spec: TrialSpec, bytes_before: int, *, is_first: bool
+        self,
+        shape: Shape,
+        spec: TrialSpec,
+        bytes_before: int,
+        rng: np.random.Generator,
+        *,
+        is_first: bool,
     ) -> ShapeMeasurement:
         key = CostKey.of(spec.config, "CPU")
         compiles = is_first or key.graph_mode == "static"
-        rng = np.random.default_rng([*shape, *str(key).encode(), *self._salt])
         # One error for the process and the shape, a smaller one for every step.
         level = 1.0 + self._noise * rng.standard_normal()
         step_s = self._cost.step_s(shape, key) * max(0.1, level)
