@@ -39,7 +39,7 @@ COST = HiddenCost(
 """Packing does not pay, so that what a test is about is not ended early for it."""
 # 5 rows of 3 tokens, 4 of 10, 1 of 30: 85 tokens.
 TEN_ROWS = [3] * 5 + [10] * 4 + [30]
-# Five lengths whose quantiles lie in five buckets, also when aligned to 32.
+# Tenths of the rows end at 20, 70, 150 and 500 tokens.
 HUNDRED_ROWS = [20] * 40 + [70] * 30 + [150] * 20 + [300] * 8 + [500] * 2
 NUM_BASELINES = len(baseline_names(has_own_config=False))
 SMALL = make_space(
@@ -94,10 +94,12 @@ def step_s(size: int, length: int) -> float:
     return 0.02 + 1.3e-4 * size * length + 2.8e-7 * size * length * length
 
 
-def measured_under(specs: Sequence[TrialSpec]) -> Counter[tuple[str, Shape]]:
-    """How often each shape was measured under each key of costs."""
+def measured_under(result: StudyResult) -> Counter[tuple[str, Shape]]:
+    """How often each shape was measured under each key of costs; by what was told."""
     return Counter(
-        (str(CostKey.of(spec.config, "CPU")), shape) for spec in specs for shape in spec.shapes
+        (str(CostKey.of(item.outcome.config, "CPU")), measured.shape)
+        for item in result.outcomes
+        for measured in item.outcome.measured
     )
 
 

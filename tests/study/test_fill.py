@@ -35,7 +35,7 @@ def test_after_an_oom_the_largest_batches_that_fit_are_found(tmp_path):
     setup = make_setup(tmp_path, HUNDRED_ROWS, SPACE, trials=4, memory_limit_bytes=LIMIT)
     result = search(setup, runner, seen)
     assert baselines(result)[PAD_TO_LONGEST].outcome.status == "ok"
-    # 1,280 to 2,048 tokens for each of five shapes.
+    # 1,280 to 2,048 tokens for each of four shapes.
     assert baselines(result)[TEN_QUANTILES].outcome.status in ("oom", "refused")
     filled = baselines(result)[FILLED].outcome
     assert filled.status == "ok" and len(proposals(result)) == 4
@@ -89,7 +89,7 @@ def test_not_one_row_beside_the_others_is_an_oom_that_says_so(tmp_path):
     setup = make_setup(tmp_path, HUNDRED_ROWS, SPACE, trials=2, memory_limit_bytes=limit)
     result = search(setup, FakeRunner(COST))
     filled = baselines(result)[FILLED].outcome
-    # 2,000 tokens for five shapes: 400 for the one of 512.
+    # 2,000 tokens for four shapes: 500 for the one of 512.
     assert filled.status == "oom"
     assert filled.reason == "not one row of 512 tokens fits in memory beside the other shapes"
 

@@ -52,7 +52,7 @@ class TestRepeats:
         setup = make_setup(tmp_path, self.TOKENS, self.SPACE, trials=30)
         result = search(setup, runner, seen)
         assert len(proposals(result)) == len(set(keys(proposals(result)))) == 4
-        assert max(measured_under(runner.specs).values()) == 1
+        assert max(measured_under(result).values()) == 1
         total = 4 + NUM_BASELINES
         assert seen.notices == [f"the space holds no more than {total} different configs"]
 
@@ -87,7 +87,7 @@ class TestGoingOn:
             baseline_names(has_own_config=False)
         )
         assert len(set(keys(result.outcomes))) == 10 + NUM_BASELINES
-        assert max(measured_under([*first.specs, *again.specs]).values()) == 1
+        assert max(measured_under(result).values()) == 1
         assert not set(map(repr, first.configs)) & set(map(repr, again.configs))
         # It runs again, unless what is known by then leaves nothing of it to measure.
         assert first.interrupted in [item.outcome.config for item in result.outcomes]
@@ -142,7 +142,7 @@ class TestAnotherStudy:
     )
     def test_is_refused_naming_both_fingerprints(self, tmp_path, name, change):
         search(make_setup(tmp_path, TEN_ROWS, SMALL, trials=2), FakeRunner(COST))
-        before = (tmp_path / "study.journal").read_bytes()
+        before = frozen_trials(tmp_path)
         runner = FakeRunner(COST)
         with pytest.raises(BadInputError) as caught:
             search(make_setup(tmp_path, TEN_ROWS, trials=4, **{"space": SMALL, **change}), runner)
@@ -152,7 +152,7 @@ class TestAnotherStudy:
         assert values is not None and values[1] != values[2]
         assert "--new-study" in caught.value.fix
         assert runner.configs == []
-        assert (tmp_path / "study.journal").read_bytes() == before
+        assert frozen_trials(tmp_path) == before
 
     def test_data_that_only_moved_is_the_same(self, tmp_path):
         search(make_setup(tmp_path, TEN_ROWS, SMALL, trials=2), FakeRunner(COST))
@@ -160,6 +160,15 @@ class TestAnotherStudy:
             tmp_path, TEN_ROWS, SMALL, trials=3, base={"data.path": "elsewhere.mindrecord"}
         )
         assert len(proposals(search(moved, FakeRunner(COST)))) == 3
+
+    def test_a_refused_study_is_left_as_it_is(self, tmp_path):
+        storage = str(tmp_path / "study.db")
+        search(make_setup(tmp_path, TEN_ROWS, SMALL, trials=1, storage=storage), FakeRunner(COST))
+        before = (tmp_path / "study.db").read_bytes()
+        other = make_setup(tmp_path, TEN_ROWS, SMALL, storage=storage, fingerprint="e" * 64)
+        with pytest.raises(BadInputError, match="another data"):
+            search(other, FakeRunner(COST))
+        assert (tmp_path / "study.db").read_bytes() == before
 
     @pytest.mark.parametrize("content", [b"not a database at all" * 100, b""])
     def test_a_file_that_is_not_a_study(self, tmp_path, content):

@@ -25,14 +25,19 @@ from search_case import (
 from strategies import skewed_tokens
 from study_case import Seen, make_setup, make_space
 
+from tuner.simulate.measurement import CostKey
 from tuner.study.baselines import PAD_TO_LONGEST, RANDOM_BATCHES
 from tuner.study.choose import choose_best
 from tuner.study.outcome import NumberedOutcome
-from tuner.study.space import fit_to_device, load_space
 from tuner.trial.fake import FakeRunner, HiddenCost
+from tuner.trial.record import TrialSpec
 
 EPOCHS = 3000
 """So many that two buckets pay for their compiles whatever a step is thought to take."""
+
+
+def key_of(spec: TrialSpec) -> str:
+    return str(CostKey.of(spec.config, "CPU"))
 
 
 class TestTheValue:
@@ -146,16 +151,24 @@ class TestWhatIsFound:
 
 class TestSharedMeasurements:
     def test_no_shape_is_measured_twice_under_one_key(self, tmp_path):
-        space, _ = fit_to_device(load_space("default"), "CPU")
-        space = space.model_copy(update={"strategy": ("bucketed", "dynamic", "fixed", "packed")})
+        space = make_space(
+            strategy=["bucketed", "dynamic", "fixed", "packed"],
+            num_buckets={"low": 2, "high": 12},
+            align=[8, 64],
+            longest_rows_per_batch=[2, 4, 8],
+            graph_mode=["static", "dynamic"],
+        )
         tokens = skewed_tokens(600, seed=2, longest=512)
         runner = FakeRunner(COST, noise=0.03)
         base = {"train.epochs": 3}
-        search(
+        result = search(
             make_setup(tmp_path, tokens, space, base=base, trials=25, memory_limit_bytes=10**12),
             runner,
         )
-        counts = measured_under(runner.specs)
+        counts = measured_under(result)
+        # What was told is what processes were asked for, but for those that were ended early.
+        asked = {(key_of(spec), shape) for spec in runner.specs for shape in spec.shapes}
+        assert set(counts) <= asked and sum(counts.values()) > 30
         assert max(counts.values()) == 1
         seen_keys = {key for key, _ in counts}
         # Packed rows and single ones, static graphs and a dynamic one: each for itself.
