@@ -143,6 +143,8 @@ def run_confirmation(
 ) -> Confirmation:
     """Run the rounds that are not run yet, one at a time: they must not disturb each other.
 
+    A candidate that has failed is not run again.
+
     Args:
         setup: Limits, and how many rounds.
         runner: Runs them.
@@ -150,15 +152,16 @@ def run_confirmation(
         candidates: As `choose_candidates` gives them.
         on_notice: Told what runs.
     """
-    total = len(candidates) * setup.confirm_rounds
     while not is_late(setup):
-        taken = board.take(list(candidates), setup.confirm_rounds)
+        rounds = _rounds(board)
+        standing = _standing(candidates, rounds)
+        taken = board.take(list(standing), setup.confirm_rounds)
         if taken is None:
             break
-        done = len(board.results())
-        on_notice(
-            f"confirming ({done + 1} of {total}): {taken.candidate}, round {taken.round}"
-        )
+        done = len(rounds)
+        num_out = sum(item.candidate not in standing for item in rounds)
+        total = num_out + len(standing) * setup.confirm_rounds
+        on_notice(f"confirming ({done + 1} of {total}): {taken.candidate}, round {taken.round}")
         measured = _measure(setup, runner, board, candidates[taken.candidate].outcome, taken)
         board.put(taken.number, measured.real_tokens_per_s or None, _to_plain(measured))
     return read_confirmation(board, candidates, setup.confirm_rounds)
@@ -255,9 +258,8 @@ def read_confirmation(
 
     A candidate that failed in any round is out: a run of it would fail, too.
     """
-    rounds = tuple(_ROUND.validate_python(item.result) for item in board.results())
-    failed = {item.candidate for item in rounds if item.status != "ok"}
-    standing = {name: item for name, item in candidates.items() if name not in failed}
+    rounds = _rounds(board)
+    standing = _standing(candidates, rounds)
     run_s = {
         name: {item.number: item.run_s for item in rounds if item.candidate == name}
         for name in standing
@@ -279,6 +281,18 @@ def read_confirmation(
         verdict=verdict,
         is_complete=len(whole) == num_rounds,
     )
+
+
+def _rounds(board: ConfirmationBoard) -> tuple[Round, ...]:
+    return tuple(_ROUND.validate_python(item.result) for item in board.results())
+
+
+def _standing(
+    candidates: Mapping[str, NumberedOutcome], rounds: Sequence[Round]
+) -> dict[str, NumberedOutcome]:
+    """The candidates without those that failed in any round."""
+    failed = {item.candidate for item in rounds if item.status != "ok"}
+    return {name: item for name, item in candidates.items() if name not in failed}
 
 
 def _may_equal(item: NumberedOutcome, best: NumberedOutcome) -> bool:
