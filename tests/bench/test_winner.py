@@ -94,7 +94,7 @@ def test_steps_are_foretold_by_a_fit_that_has_not_seen_them(folder, max_length):
         if len(tuned.result.book.known(key).steps_s) < 5:
             continue
         for shape, step_s in measured_steps(tuned, name).items():
-            foretold = tuned.result.book.predict_without(key, shape).step_s
+            foretold, _ = tuned.result.book.predict_without(key, shape)
             errors.append((abs(foretold / step_s - 1.0), name, shape, step_s, foretold))
     errors.sort()
     print(f"\n\nmix at {max_length}: {len(errors)} shapes foretold\n")

@@ -13,6 +13,7 @@ from tuner.simulate.cost import CostModel, StepCost, default_cost_model
 from tuner.simulate.cost_book import (
     BORROWED_ERROR,
     DEFAULT_ERROR,
+    LEARNED_ERROR,
     LEAST_BORROWED_ERROR,
     LEAST_SHAPES,
     MEASURED_ERROR,
@@ -224,7 +225,6 @@ class TestBorrowed:
             (dataclasses.replace(FP16, rows="packed"), FP16, 0.15),
             (dataclasses.replace(DYNAMIC, jit_level="O1"), O1, 0.5),
             (DYNAMIC, STATIC, 0.5),
-            (dataclasses.replace(FP16, jit_level="O1"), FP16, 0.3),
             (dataclasses.replace(FP16_LOSS, rows="packed"), FP16, (0.12**2 + 0.15**2) ** 0.5),
         ],
     )
@@ -363,3 +363,42 @@ class TestPredictWithout:
         # Nothing else was measured under this key: the static fit, without a factor.
         assert seconds == pytest.approx(self.BOOK.known(STATIC).model.step.step_s(OTHER))
         assert half_width > 0.5 * seconds
+
+
+def test_what_a_precision_costs_is_learned_from_other_rows():
+    """fp16 takes 2.2 times as long on a shape of packed rows; single rows never ran in it."""
+    packed_fp16 = dataclasses.replace(PACKED, precision="fp16+norms")
+    book = CostBook(
+        [
+            measured(STATIC),
+            measured(PACKED, shapes=SHAPES[:1], factor=1.05),
+            measured(packed_fp16, shapes=SHAPES[:1], factor=1.05 * 2.2),
+        ]
+    )
+    known = book.known(FP16)
+    expected = 2.2 * seconds_of(OTHER, KNOWN)
+    assert known.step_s(OTHER) == pytest.approx(expected, rel=1e-6)
+    # Less is known than where it was measured, more than where nothing was.
+    assert known.half_width_s(OTHER) >= LEARNED_ERROR * expected
+    assert known.half_width_s(OTHER) < key_distance(FP16, STATIC) * expected
+
+
+def test_what_a_level_costs_is_learned_from_another_precision():
+    """O1 takes 0.7 times as long in fp32, fp16 1.6 times at O0: together 1.12 times."""
+    fp16_o1 = dataclasses.replace(FP16, jit_level="O1")
+    book = CostBook([measured(STATIC), measured(O1, factor=0.7), measured(FP16, factor=1.6)])
+    known = book.known(fp16_o1)
+    assert known.step_s(OTHER) == pytest.approx(0.7 * 1.6 * seconds_of(OTHER, KNOWN), rel=1e-6)
+    assert known.model.step.scaled_error == pytest.approx(LEARNED_ERROR)
+
+
+def test_without_a_shape_in_common_nothing_is_learned():
+    packed_fp16 = dataclasses.replace(PACKED, precision="fp16")
+    book = CostBook(
+        [
+            measured(STATIC),
+            measured(PACKED, shapes=SHAPES[:1]),
+            measured(packed_fp16, shapes=SHAPES[1:2], factor=2.2),
+        ]
+    )
+    assert book.known(FP16).step_s(OTHER) == pytest.approx(seconds_of(OTHER, KNOWN), rel=1e-6)

@@ -41,6 +41,9 @@ a dynamic graph takes about 1.9 times a static one on CPU, packing adds a mask."
 SAME_DTYPE_ERROR = 0.12
 """The same for two precisions of one compute dtype: op groups are a small part of a step."""
 
+LEARNED_ERROR = 0.25
+"""The same where what the two differ in was measured on a shape of other keys."""
+
 BORROWED_ERROR = 0.15
 """Relative error (95 %) of a fit that was scaled to one or two measured shapes, at most."""
 
@@ -175,7 +178,7 @@ class CostBook:
     def _learn(self, key: CostKey) -> KnownCosts:
         processes = self._processes.get(key, [])
         shapes = [item for process in processes for item in process.shapes]
-        steps_s = median_of(shapes, lambda item: item.step_s)
+        steps_s = self._steps_s(key)
         compiled = [item for item in shapes if item.has_compiled]
         visited = [item for item in shapes if not item.has_compiled]
         is_one_graph = key.graph_mode == "dynamic"
@@ -228,7 +231,38 @@ class CostBook:
         if not found:
             return default_cost_model(), DEFAULT_ERROR
         distance, _, nearest = min(found)
-        return self.known(nearest).model, distance
+        model = self.known(nearest).model
+        factor = self._learned_factor(key, nearest)
+        if factor is None:
+            return model, distance
+        return replace(model, step=model.step.scaled(factor, 0.0)), min(LEARNED_ERROR, distance)
+
+    def _learned_factor(self, key: CostKey, nearest: CostKey) -> float | None:
+        """What the fields in which two keys differ have cost elsewhere; None if nowhere measured.
+
+        Packed rows in fp16 against packed rows in fp32, say, tell what fp16 does to single rows.
+        """
+        differing = {
+            name: getattr(nearest, name)
+            for name in UNLIKE
+            if getattr(key, name) != getattr(nearest, name)
+        }
+        ratios = []
+        for other in sorted(self._processes, key=str):
+            twin = replace(other, **differing)
+            if other == key or twin == other or not _agree(other, key, differing):
+                continue
+            twins = self._steps_s(twin)
+            ratios += [
+                seconds / twins[shape]
+                for shape, seconds in self._steps_s(other).items()
+                if shape in twins
+            ]
+        return statistics.median(ratios) if ratios else None
+
+    def _steps_s(self, key: CostKey) -> dict[Shape, float]:
+        shapes = [item for process in self._processes.get(key, ()) for item in process.shapes]
+        return median_of(shapes, lambda item: item.step_s)
 
     def _has_own_fit(self, key: CostKey) -> bool:
         measured = {
@@ -265,6 +299,13 @@ def _with_compiles(model: CostModel, compile_s: Mapping[Shape, float]) -> CostMo
         model,
         compile_base_s=factor * model.compile_base_s,
         compile_per_step_s=factor * model.compile_per_step_s,
+    )
+
+
+def _agree(one: CostKey, other: CostKey, names: Iterable[str]) -> bool:
+    """Whether two keys have these fields in common; of precisions the compute dtype."""
+    return all(
+        getattr(one, name).split("+")[0] == getattr(other, name).split("+")[0] for name in names
     )
 
 

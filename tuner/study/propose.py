@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from tuner.batching.align import align_length
 from tuner.config.override import override_config
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
@@ -178,9 +179,11 @@ class Proposer:
 
     def _same_as(self, config: TrainConfig) -> int | None:
         """The trial that had this config, or boundaries so near that a trial would not tell."""
+        longest = self._setup.data.longest
+        wanted = as_planned(config, longest)
         for item in self._knowledge.tried():
             tried = item.outcome.config
-            if tried == config:
+            if as_planned(tried, longest) == wanted:
                 return item.number
             if _differ_in_boundaries(tried, config) and not self._is_worth(tried, config):
                 return item.number
@@ -190,6 +193,26 @@ class Proposer:
         book = self._knowledge.book
         before_s = self._guide.run_s(tried, book)
         return self._guide.run_s(config, book) < before_s * (1.0 - WORTH_ANOTHER_TRIAL)
+
+
+def as_planned(config: TrainConfig, longest: int) -> TrainConfig:
+    """The config with an alignment that says no more than its plan does.
+
+    Boundaries that are written out are aligned already; of `fixed` only the aligned length of the
+    longest row counts. Two configs that plan the same batches are equal in this form.
+
+    Args:
+        config: Boundaries resolved.
+        longest: Tokens of the longest row after truncation.
+    """
+    batching = config.batching
+    if batching.strategy == "fixed":
+        update = {"align": align_length(longest, batching.align)}
+    elif batching.boundaries:
+        update = {"align": 1}
+    else:
+        return config
+    return config.model_copy(update={"batching": batching.model_copy(update=update)})
 
 
 def _differ_in_boundaries(one: TrainConfig, other: TrainConfig) -> bool:
