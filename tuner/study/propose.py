@@ -6,9 +6,9 @@ Baselines come first, then in turn the point that may be the fastest under all t
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from tuner.batching.align import align_length
 from tuner.config.override import override_config
@@ -25,7 +25,8 @@ from tuner.study.precision import SENSITIVITY, low_dtypes
 from tuner.study.proposal import Proposal
 from tuner.study.setup import StudySetup
 from tuner.study.space import Choice, all_choices, tokens_per_update
-from tuner.study.unit import Unit, plan_unit, refused
+from tuner.study.unit import Unit, is_hopeless, partial_estimate, plan_unit, refused
+from tuner.trial.record import TrialResult
 
 # A sampler that has found its corner proposes what was tried before; after so many in a row a
 # point that was not is drawn. Repeats cost milliseconds.
@@ -58,20 +59,35 @@ class Proposer:
         self._random = random.Random(setup.seed)
         self._repeats = 0
         self._is_guided = True
+        self._handed_out: dict[int, TrainConfig] = {}
         names = baseline_names(setup.has_own_config)
         passes = (SENSITIVITY + dtype for dtype in low_dtypes(setup))
         study.enqueue_baselines([*names, *passes])
 
     def next(self) -> Unit | None:
-        """The next unit, planned; None if the study has its trials or its space no more points."""
+        """The next unit, planned.
+
+        Returns:
+            None if the study has its trials, its space no more points, or if what there is left to
+            try is known only once a trial that runs has ended.
+        """
         while self._enqueue():
             proposal = self._study.ask_within(self._setup.trials)
             if proposal is None:
                 return None
             unit = self._plan(proposal)
             if unit is not None:
+                if unit.figures is not None:
+                    self._handed_out[unit.number] = unit.config
                 return unit
+            if self._repeats > MAX_REPEATS_IN_A_ROW and self._running():
+                return None
         return None
+
+    def _running(self) -> dict[int, TrainConfig]:
+        """Configs of the trials that this tuner is busy with."""
+        told = {item.number for item in self._knowledge.tried()}
+        return {number: item for number, item in self._handed_out.items() if number not in told}
 
     def _enqueue(self) -> bool:
         """Enqueue a point when it is its turn; False if there is no other one left."""
@@ -82,8 +98,9 @@ class Proposer:
         self._study.set_sensitive(self._knowledge.groups_to_decide())
         if self._repeats >= MAX_REPEATS_IN_A_ROW:
             if not (self._enqueue_best() or self._enqueue_any()):
-                count = len({item.outcome.config for item in self._knowledge.tried()})
-                self._on_notice(f"the space holds no more than {count} different configs")
+                if not self._running():
+                    count = len({item.outcome.config for item in self._knowledge.tried()})
+                    self._on_notice(f"the space holds no more than {count} different configs")
                 return False
         elif self._is_guided:
             self._enqueue_best()
@@ -102,13 +119,12 @@ class Proposer:
 
     def _enqueue_any(self) -> bool:
         """A point that was never asked for, drawn at random."""
-        tried = self._study.tried()
+        tried = self._study.tried() | {trial.choice for trial in self._study.running()}
         untried = [
             choice
             for plain in all_choices(self._setup.space)
             for dtype, groups in self._knowledge.precisions()
-            if (choice := dataclasses.replace(plain, compute_dtype=dtype, fp32_ops=groups))
-            not in tried
+            if (choice := replace(plain, compute_dtype=dtype, fp32_ops=groups)) not in tried
         ]
         if not untried:
             return False
@@ -134,7 +150,23 @@ class Proposer:
                 return None
         self._repeats = 0
         unit = plan_unit(self._setup, number, config, self._knowledge.book, baseline)
-        return self._claimed(self._with_precision(unit))
+        return self._claimed(self._with_precision(self._unless_hopeless(unit)))
+
+    def _unless_hopeless(self, unit: Unit) -> Unit:
+        """Not measured where what is known says already that it cannot become the best."""
+        if unit.baseline is not None or not unit.shapes:
+            return unit
+        estimate = partial_estimate(unit, (), self._knowledge.book)
+        best = self._knowledge.best_speed()
+        if not is_hopeless(estimate, best):
+            return unit
+        at_most = estimate.estimated_real_tokens_per_s * estimate.estimated_run_s
+        reason = (
+            f"not measured: at most {at_most / estimate.low_run_s:,.0f} real tokens/s by what is "
+            f"known, the best reaches {best:,.0f}"
+        )
+        self._study.report(unit.number, 0, estimate.estimated_real_tokens_per_s)
+        return replace(unit, outcome=unit.finish(TrialResult(status="pruned", reason=reason)))
 
     def _claimed(self, unit: Unit) -> Unit:
         """Of what it would measure what no other tuner is measuring."""
@@ -142,7 +174,7 @@ class Proposer:
         if not wanted:
             return unit
         free = self._study.claim_free(unit.number, tuple(wanted))
-        return dataclasses.replace(unit, shapes=tuple(wanted[name] for name in free))
+        return replace(unit, shapes=tuple(wanted[name] for name in free))
 
     def _with_precision(self, unit: Unit) -> Unit:
         """What is known of its precision; what is known to be too far from fp32 is refused."""
@@ -151,8 +183,8 @@ class Proposer:
             return unit
         known = self._knowledge.check_of(precision)
         if known is None:
-            return dataclasses.replace(unit, checks_precision=True)
-        unit = dataclasses.replace(unit, precision=known[0])
+            return replace(unit, checks_precision=True)
+        unit = replace(unit, precision=known[0])
         return refused(unit, known[1]) if known[1] else unit
 
     def _configure(self, choice: Choice, boundaries: tuple[int, ...] | None) -> TrainConfig:
@@ -178,15 +210,15 @@ class Proposer:
         return config_to_fill(self._knowledge.outcomes()) or self._baseline(TEN_QUANTILES)
 
     def _same_as(self, config: TrainConfig) -> int | None:
-        """The trial that had this config, or boundaries so near that a trial would not tell."""
+        """The trial that has this config, or boundaries so near that a trial would not tell."""
         longest = self._setup.data.longest
         wanted = as_planned(config, longest)
-        for item in self._knowledge.tried():
-            tried = item.outcome.config
-            if as_planned(tried, longest) == wanted:
-                return item.number
-            if _differ_in_boundaries(tried, config) and not self._is_worth(tried, config):
-                return item.number
+        tried = {item.number: item.outcome.config for item in self._knowledge.tried()}
+        for number, other in (tried | self._running()).items():
+            if as_planned(other, longest) == wanted:
+                return number
+            if _differ_in_boundaries(other, config) and not self._is_worth(other, config):
+                return number
         return None
 
     def _is_worth(self, tried: TrainConfig, config: TrainConfig) -> bool:

@@ -23,7 +23,7 @@ from tuner.study.propose import Proposer
 from tuner.study.result import StudyResult
 from tuner.study.sensitivity import PrecisionFindings, findings_to_plain
 from tuner.study.setup import StudySetup
-from tuner.study.unit import Unit, measure_unit, partial_estimate
+from tuner.study.unit import Unit, is_hopeless, measure_unit, partial_estimate
 from tuner.study.watch import StudyWatch
 from tuner.trial.record import TrialResult
 from tuner.trial.runner import TrialRunner
@@ -121,7 +121,7 @@ class Search:
 
     def _must_wait(self) -> bool:
         """Other tuners are still busy: with their trials the study is whole."""
-        if not self._study.running():
+        if self._is_late() or not self._study.running():
             return False
         time.sleep(WAIT_S)
         self._look()
@@ -139,12 +139,7 @@ class Search:
         def on_measured(measured: tuple[ShapeMeasurement, ...]) -> bool:
             estimate = partial_estimate(unit, measured, book)
             self._study.report(unit.number, len(measured), estimate.estimated_real_tokens_per_s)
-            real_tokens = estimate.estimated_real_tokens_per_s * estimate.estimated_run_s
-            # At its lower end the run would still be slower than the best. With all its shapes
-            # measured there is nothing left to save.
-            is_whole = len(measured) == len(unit.shapes)
-            is_slow = real_tokens < best * estimate.low_run_s
-            return unit.baseline is None and is_slow and not is_whole
+            return unit.baseline is None and is_hopeless(estimate, best)
 
         return measure_unit(self._setup, self._runner, unit, on_measured)
 

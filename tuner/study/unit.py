@@ -169,6 +169,12 @@ def partial_estimate(
     return estimate_run(unit.figures, unit.config.train.epochs, costs)
 
 
+def is_hopeless(estimate: Estimate, best_real_tokens_per_s: float) -> bool:
+    """Whether a run would be slower than the best even at the lower end of its seconds."""
+    real_tokens = estimate.estimated_real_tokens_per_s * estimate.estimated_run_s
+    return real_tokens < best_real_tokens_per_s * estimate.low_run_s
+
+
 def _to_measure(unit: Unit, book: CostBook) -> tuple[Shape, ...]:
     assert unit.figures is not None
     costs = book.known(unit.key)
