@@ -56,7 +56,8 @@ class Outputs:
         if config is None or config.provenance is None:
             return None
         trial, num_trials = config.provenance.trial, len(result.outcomes)
-        how = "confirmed against the baselines" if result.confirmation else "not confirmed yet"
+        is_confirmed = result.confirmation is not None and result.confirmation.winner is not None
+        how = "confirmed against the baselines" if is_confirmed else "not confirmed yet"
         return format_config(
             config,
             header=(

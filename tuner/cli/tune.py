@@ -175,6 +175,8 @@ def _tune(options: argparse.Namespace, given: Sequence[str]) -> int:
         watch = StudyWatch(on_notice=view.notice, on_trial=view.trial, on_result=on_result)
         try:
             result = run_study(setup, runner, watch)
+            # What other tuners have told while this one waited for them.
+            on_result(result)
         finally:
             outputs.write_report()
     return _end(result, folder)
@@ -183,6 +185,13 @@ def _tune(options: argparse.Namespace, given: Sequence[str]) -> int:
 def _end(result: StudyResult, folder: StudyFolder) -> int:
     from tuner.report.study import failure_lines
 
+    if not result.outcomes:
+        print(
+            f"{COMMAND}: no trial was run within the time limit; best.yaml is not written. Give a "
+            "longer --timeout, or none",
+            file=sys.stderr,
+        )
+        return EXIT_NOTHING_MEASURED
     if result.best is None:
         print(failure_lines(result.outcomes), file=sys.stderr)
         print(
