@@ -315,7 +315,7 @@ class TestBadInput:
         assert "geheim" not in line
 
     def test_costs_of_another_model(self, folder, refusal):
-        costs = cost_file(CostBook([process_of(STATIC, measure((4, 32), 0.1))]), "f" * 16)
+        costs = cost_file(CostBook([process_of(STATIC, [measure((4, 32), 0.1)])]), "f" * 16)
         (folder / "costs.yaml").write_text(format_config(costs))
         line = refusal("--data", "data.mindrecord", "--dry-run", "--cost-model", "costs.yaml")
         assert re.match(
