@@ -9,7 +9,7 @@ from cost_case import DYNAMIC, STATIC, measure, process_of, seconds_of
 
 from tuner.config.codec import format_config
 from tuner.errors import BadInputError
-from tuner.simulate.cost_book import CostBook
+from tuner.simulate.cost_book import LEAST_SHAPES, CostBook
 from tuner.simulate.cost_file import cost_file, given_models, read_cost_file, read_static_model
 
 KNOWN = (0.0213, 1.1e-4, 3.3e-7)
@@ -83,9 +83,12 @@ class TestRoundTrip:
             # A study that reads the file has measured nothing: it knows the fits.
             model = before.model
             assert after.step_s(shape) == pytest.approx(model.step.step_s(shape), rel=1e-12)
-            assert after.half_width_s(shape) == pytest.approx(
-                model.step.half_width_s(shape), rel=1e-12
-            )
+            half_width_s = model.step.half_width_s(shape)
+            if len(before.steps_s) < LEAST_SHAPES:
+                # Of a borrowed fit the file holds one relative error for all shapes.
+                error = max(2 * model.step.relative_error, model.step.scaled_error)
+                half_width_s = error * model.step.step_s(shape)
+            assert after.half_width_s(shape) == pytest.approx(half_width_s, rel=1e-12)
             assert after.shape_s(shape) == pytest.approx(model.shape_s(shape), rel=1e-12)
         assert after.model.compile_error == pytest.approx(before.model.compile_error)
         assert after.model.is_one_graph is before.model.is_one_graph

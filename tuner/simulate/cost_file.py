@@ -18,7 +18,7 @@ from tuner.config.codec import parse_model, read_yaml
 from tuner.config.schema import Section
 from tuner.errors import BadInputError
 from tuner.simulate.cost import CostModel, StepCost
-from tuner.simulate.cost_book import CostBook, KnownCosts
+from tuner.simulate.cost_book import LEAST_SHAPES, CostBook, KnownCosts
 from tuner.simulate.measurement import (
     CostKey,
     ProcessMeasurement,
@@ -178,16 +178,20 @@ def read_cost_file(path: str | Path) -> CostFile:
 
 
 def given_models(file: CostFile) -> GivenModels:
-    """The fits of a file: prior knowledge for a study that measures by itself."""
+    """The fits of a file: prior knowledge for a study that measures by itself.
+
+    An entry of too few shapes for a fit of its own keeps the one that it was written with: the
+    study that wrote it had other keys, or a file, to borrow from.
+    """
     book = CostBook(process for entry in file.costs for process in _processes(entry))
     found: dict[CostKey, tuple[CostModel, MemoryCost | None]] = {}
     for entry in file.costs:
         key = _key(entry)
-        if entry.measured:
-            known = book.known(key)
-            found[key] = known.model, known.memory
+        if _num_measured(entry) >= LEAST_SHAPES:
+            found[key] = book.known(key).model, book.known(key).memory
         else:
-            found[key] = _written_model(entry), _written_memory(entry)
+            memory = book.known(key).memory if entry.measured else _written_memory(entry)
+            found[key] = _written_model(entry), memory
     return found
 
 
