@@ -150,11 +150,11 @@ class Proposer:
                 return None
         self._repeats = 0
         unit = plan_unit(self._setup, number, config, self._knowledge.book, baseline)
-        return self._claimed(self._with_precision(self._unless_hopeless(unit)))
+        return self._claimed(self._unless_hopeless(self._with_precision(unit)))
 
     def _unless_hopeless(self, unit: Unit) -> Unit:
         """Not measured where what is known says already that it cannot become the best."""
-        if unit.baseline is not None or not unit.shapes:
+        if unit.baseline is not None or not unit.needs_process:
             return unit
         estimate = partial_estimate(unit, (), self._knowledge.book)
         best = self._knowledge.best_speed()
@@ -166,6 +166,7 @@ class Proposer:
             f"known, the best reaches {best:,.0f}"
         )
         self._study.report(unit.number, 0, estimate.estimated_real_tokens_per_s)
+        unit = replace(unit, shapes=())
         return replace(unit, outcome=unit.finish(TrialResult(status="pruned", reason=reason)))
 
     def _claimed(self, unit: Unit) -> Unit:

@@ -139,7 +139,9 @@ class Search:
         def on_measured(measured: tuple[ShapeMeasurement, ...]) -> bool:
             estimate = partial_estimate(unit, measured, book)
             self._study.report(unit.number, len(measured), estimate.estimated_real_tokens_per_s)
-            return unit.baseline is None and is_hopeless(estimate, best)
+            # With all of its shapes measured there is nothing left to save.
+            is_whole = len(measured) == len(unit.shapes)
+            return unit.baseline is None and not is_whole and is_hopeless(estimate, best)
 
         return measure_unit(self._setup, self._runner, unit, on_measured)
 
