@@ -129,9 +129,15 @@ def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int) -> float:
         steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
         running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
         mean_step_s = running_s / outcome.config.train.epochs / steps
-        calls = (TIMED_STEPS + 2) * outcome.num_shapes
+        calls = (TIMED_STEPS + 2) * _num_measured(outcome)
         one_round_s += outcome.estimate.estimated_compile_s + calls * mean_step_s
     return rounds * one_round_s
+
+
+def _num_measured(outcome: Outcome) -> int:
+    """Shapes that one round measures of a plan: all static ones, a few of a dynamic graph."""
+    is_static = outcome.config.graph.mode == "static"
+    return outcome.num_shapes if is_static else min(outcome.num_shapes, MAX_SHAPES_A_TRIAL)
 
 
 def run_confirmation(
@@ -213,7 +219,7 @@ def measure_whole(
     assert outcome.figures is not None
     key = CostKey.of(outcome.config, setup.installation.device)
     counts = outcome.figures.shape_counts
-    most = len(counts) if key.graph_mode == "static" else MAX_SHAPES_A_TRIAL
+    most = _num_measured(outcome)
     spec = TrialSpec(
         config=outcome.config,
         lengths_file=str(setup.folder.lengths.absolute()),

@@ -12,6 +12,7 @@ import numpy as np
 from tuner.study.confirm import (
     Confirmation,
     choose_candidates,
+    is_late,
     read_confirmation,
     run_confirmation,
 )
@@ -59,7 +60,7 @@ def run_study(setup: StudySetup, runner: TrialRunner, watch: StudyWatch) -> Stud
         return dataclasses.replace(result, confirmation=boards.earlier(candidates))
     board = boards.begin(candidates)
     confirmation = run_confirmation(setup, runner, board, candidates, watch.on_notice)
-    while not confirmation.is_complete and board.running():
+    while not confirmation.is_complete and board.running() and not is_late(setup):
         # Another tuner has the last rounds.
         time.sleep(WAIT_S)
         confirmation = read_confirmation(board, candidates, setup.confirm_rounds)
