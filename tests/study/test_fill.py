@@ -159,3 +159,21 @@ def test_a_plan_that_does_not_fit_by_the_fitted_memory_is_refused_before_it_is_r
     assert best.outcome.expected_peak_bytes == pytest.approx(
         500_000_000 + 50_000 * tokens_of(best.outcome.shapes), rel=0.02
     )
+
+
+def test_truncated_rows_count_as_rows_of_the_last_bucket(tmp_path):
+    """30 rows are cut to 64 tokens: all of them may be in one batch."""
+    base = {
+        "data.max_length": 64,
+        "data.overflow": "truncate",
+        "batching.strategy": "bucketed",
+        "batching.boundaries": [32, 64],
+        "batching.tokens_per_batch": 128,
+        "train.tokens_per_update": 10_000,
+    }
+    tokens = [20] * 10 + [200] * 30
+    setup = make_setup(tmp_path, tokens, SPACE, base=base, memory_limit_bytes=10**12)
+    np.save(setup.folder.lengths, setup.data.lengths.tokens)
+    unit = plan_unit(setup, 0, setup.base, CostBook(), FILLED)
+    outcome = measure_filled(setup, FakeRunner(COST), unit, CostBook())
+    assert outcome.config.batching.batch_sizes == (10, 30)

@@ -117,7 +117,10 @@ def _guess(memory: MemoryCost | None) -> Callable[[Shape], float]:
 def _max_batches(setup: StudySetup, unit: Unit) -> list[Shape]:
     """(largest B, L) of each bucket, longest first: its rows, and one update's tokens."""
     ends = np.array(unit.config.batching.boundaries)
-    rows = np.bincount(np.searchsorted(ends, setup.data.lengths.tokens), minlength=len(ends))
+    tokens = setup.data.lengths.tokens
+    if unit.config.data.overflow == "truncate":
+        tokens = np.minimum(tokens, ends[-1])
+    rows = np.bincount(np.searchsorted(ends, tokens), minlength=len(ends))
     budget = unit.config.train.tokens_per_update or ends[-1]
     return [
         (max(1, min(int(rows[index]), int(budget) // int(ends[index]))), int(ends[index]))
