@@ -81,11 +81,11 @@ class TestCandidates:
         assert len({item.number for item in candidates.values()}) == len(candidates)
 
     def test_a_rival_may_win_by_noise_and_the_simplest_of_them_is_taken(self, outcomes):
-        items = [
-            item for item in outcomes if item.outcome.baseline is None and item.outcome.estimate
-        ]
-        by_graphs = sorted(items, key=lambda item: simplicity(item.outcome))
-        simple, middle, other = by_graphs[0], by_graphs[len(by_graphs) // 2], by_graphs[-1]
+        baseline = next(item for item in outcomes if item.outcome.baseline == TEN_QUANTILES)
+        simple, middle, other = (
+            with_run(baseline, 1.0, 1.0, 100 + count, baseline=None, shapes=((4, 8),) * count)
+            for count in (2, 3, 4)
+        )
         assert simplicity(simple.outcome) < simplicity(middle.outcome)
         near = [
             with_run(other, 95.0, 105.0),

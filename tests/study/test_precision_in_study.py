@@ -124,6 +124,9 @@ def test_a_set_that_was_not_compared_before_is_checked_first(tmp_path):
         lowered = [group for group in OP_GROUPS if group not in precision.fp32_ops]
         loss = sum(groups.get(group, (0.0, 0.0, 0))[0] for group in lowered)
         check = item.outcome.precision
+        if item.outcome.reason.startswith("not measured"):
+            # Too slow whatever its deviation: not compared either.
+            continue
         assert check is not None and check.loss_deviation == pytest.approx(loss)
         assert check.violation == pytest.approx(loss / 0.002 - 1.0)
         if loss > 0.002:

@@ -109,9 +109,9 @@ class TestTheValue:
 
 class TestWhatIsFound:
     def test_a_small_space_is_exhausted_and_the_study_ends_by_itself(self, tmp_path):
-        # align is part of the config: 2 x 3 x 2 different ones.
+        # 30 tokens are padded to 32 or 40: 2 x 3 x 2 different plans.
         space = make_space(
-            align=[8, 16],
+            align=[8, 20],
             longest_rows_per_batch=[1, 2, 4],
             graph_mode=["static", "dynamic"],
         )
@@ -168,7 +168,7 @@ class TestSharedMeasurements:
         counts = measured_under(result)
         # What was told is what processes were asked for, but for those that were ended early.
         asked = {(key_of(spec), shape) for spec in runner.specs for shape in spec.shapes}
-        assert set(counts) <= asked and sum(counts.values()) > 30
+        assert set(counts) <= asked and sum(counts.values()) > 20
         assert max(counts.values()) == 1
         seen_keys = {key for key, _ in counts}
         # Packed rows and single ones, static graphs and a dynamic one: each for itself.
@@ -194,7 +194,7 @@ class TestSharedMeasurements:
     def test_a_measured_trial_tells_what_it_measured(self, tmp_path):
         runner = FakeRunner(COST)
         result = search(make_setup(tmp_path, TEN_ROWS, SMALL, trials=8), runner)
-        told = [item.outcome for item in result.outcomes if item.outcome.asked]
+        told = [item.outcome for item in result.outcomes if item.outcome.measured]
         assert [outcome.asked for outcome in told] == [spec.shapes for spec in runner.specs]
         for outcome in told:
             measured = tuple(item.shape for item in outcome.measured)
@@ -209,7 +209,11 @@ class TestSharedMeasurements:
         result = search(make_setup(tmp_path, TEN_ROWS, SMALL, trials=6), FakeRunner(COST))
         for item in result.outcomes:
             reported = frozen_trials(tmp_path)[item.number].intermediate_values
-            assert sorted(reported) == list(range(1, len(item.outcome.measured) + 1))
+            if item.outcome.measured:
+                assert sorted(reported) == list(range(1, len(item.outcome.measured) + 1))
+            elif item.outcome.status == "pruned":
+                # What was known said enough.
+                assert sorted(reported) == [0]
         fixed = baselines(result)[PAD_TO_LONGEST]
         # One shape is all of its plan; the update is not known yet at that moment.
         run_s = 5.0 + 3 * step_s(4, 32)

@@ -50,8 +50,9 @@ class TestLoading:
 
     def test_the_default_is_shipped_and_has_what_its_comments_say(self):
         space = load_space("default")
-        assert set(space.strategy) == {"bucketed", "dynamic", "fixed"}
-        assert (space.num_buckets.low, space.num_buckets.high) == (2, 16)
+        assert set(space.strategy) == {"bucketed", "packed", "dynamic", "fixed"}
+        assert (space.num_buckets.low, space.num_buckets.high) == (2, 24)
+        assert space.compute_dtype == ("fp32", "fp16", "bf16") and not space.fill_memory
         assert space.align[-1] == (
             AlignRule(up_to=128, multiple=8),
             AlignRule(up_to=512, multiple=32),
@@ -155,8 +156,19 @@ class TestFittingToTheDevice:
         assert fit_to_device(space, "CPU") == (space, [])
 
     def test_ascend_keeps_every_level(self):
-        space = make_space(jit_level=["O0", "O1", "O2"])
+        space = make_space(jit_level=["O0", "O1"], compute_dtype=["fp32", "bf16"])
         assert fit_to_device(space, "Ascend") == (space, [])
+        whole = make_space(jit_level=["O0", "O1", "O2"])
+        fitted, (note,) = fit_to_device(whole, "Ascend")
+        assert fitted == whole and note.startswith("jit_level O2 is tried with static graphs only")
+
+    def test_cpu_has_no_bf16_and_says_that_fp16_is_slow_there(self):
+        space = make_space(compute_dtype=["fp32", "fp16", "bf16"])
+        fitted, notes = fit_to_device(space, "CPU")
+        assert fitted.compute_dtype == ("fp32", "fp16")
+        assert [note.split()[0] for note in notes] == ["bf16", "fp16"]
+        only, _ = fit_to_device(make_space(compute_dtype=["bf16"]), "CPU")
+        assert only.compute_dtype == ("fp32",)
 
 
 class TestPoints:
