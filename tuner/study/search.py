@@ -121,7 +121,11 @@ class Search:
 
     def _must_wait(self) -> bool:
         """Other tuners are still busy: with their trials the study is whole."""
-        if self._is_late() or not self._study.running():
+        if self._is_late():
+            return False
+        if self._recover():
+            return True
+        if not self._study.running():
             return False
         time.sleep(WAIT_S)
         self._look()
@@ -176,11 +180,17 @@ class Search:
     def _look(self) -> None:
         """Learn what other tuners have told, and take up what dead ones have left."""
         if time.monotonic() - self._last_recovery > RECOVERY_S:
-            self._last_recovery = time.monotonic()
-            for number in self._study.recover():
-                self._watch.on_notice(f"trial {number} was interrupted and is run again")
+            self._recover()
         for told in self._study.told():
             self._knowledge.read(told)
+
+    def _recover(self) -> bool:
+        """Take up what dead tuners have left; whether there was any."""
+        self._last_recovery = time.monotonic()
+        numbers = self._study.recover()
+        for number in numbers:
+            self._watch.on_notice(f"trial {number} was interrupted and is run again")
+        return bool(numbers)
 
 
 def _is_pass(unit: Unit) -> bool:
