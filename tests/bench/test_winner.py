@@ -26,7 +26,7 @@ from tuner.study.confirm import Round
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-TRIALS = 16
+TRIALS = 20
 ROUNDS = 2
 TRUE_STEPS = 300
 # Longest row -> how many times as fast as pad-to-longest, at least.

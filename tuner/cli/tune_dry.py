@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tabulate import tabulate
 
 from tuner.config.codec import format_config, write_text
+from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
 from tuner.report.study import describe_config
 from tuner.simulate.cost_book import CostBook
 from tuner.study.guide import Guide, Point, precisions_without_trials
+from tuner.study.propose import as_planned
 from tuner.study.setup import StudySetup
 
 SHOWN = 10
@@ -28,8 +32,10 @@ def dry_run(setup: StudySetup) -> int:
     book = CostBook(models=setup.models)
     # Which op groups may leave fp32 only trials can tell, so below it all of them stay.
     sets = precisions_without_trials(setup.space.compute_dtype)
-    points = [point for point in guide.rank(book, guide.candidates(book, sets)) if point.fits]
-    points.sort(key=lambda point: point.estimate.estimated_run_s)
+    points = _different(
+        (point for point in guide.rank(book, guide.candidates(book, sets)) if point.fits),
+        setup.data.longest,
+    )
     if not points:
         raise BadInputError(
             "no point of the space can be planned for this data", fix="widen it (--space)"
@@ -43,6 +49,18 @@ def dry_run(setup: StudySetup) -> int:
     print(f"costs: {source}")
     print(f"train the first: varseq-train --config {path}")
     return 0
+
+
+def _different(points: Iterable[Point], longest: int) -> list[Point]:
+    """Of points that plan the same batches the first."""
+    found: list[Point] = []
+    seen: list[TrainConfig] = []
+    for point in points:
+        planned = as_planned(point.config, longest)
+        if planned not in seen:
+            seen.append(planned)
+            found.append(point)
+    return found
 
 
 def _table(points: list[Point]) -> str:

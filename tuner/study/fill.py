@@ -69,6 +69,7 @@ def measure_filled(setup: StudySetup, runner: TrialRunner, unit: Unit, book: Cos
     if min(bucket.batch_size for bucket in filled) == 0:
         length = next(bucket.padded_length for bucket in filled if bucket.batch_size == 0)
         reason = f"not one row of {length} tokens fits in memory beside the other shapes"
+        reason += tries.problem
         return unit.finish(TrialResult(status="oom", reason=reason))
     return _measure(setup, runner, unit, filled)
 
@@ -81,6 +82,7 @@ class _Tries:
         self._runner = runner
         self._unit = unit
         self.base_bytes = 0
+        self.problem = ""
 
     def probe(self, shape: Shape) -> int | None:
         """Bytes that a shape and its update take above the bare process; None if it died."""
@@ -95,6 +97,10 @@ class _Tries:
         )
         result = self._runner.run(spec, self._setup.folder.trial(self._unit.number))
         if result.status != "ok":
+            if result.status != "oom":
+                self.problem = (
+                    f"; a try at {shape[0]} x {shape[1]}: {result.status}, {result.reason}"
+                )
             return None
         self.base_bytes = result.base_bytes
         return max(1, result.peak_bytes - result.base_bytes)

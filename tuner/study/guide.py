@@ -3,8 +3,8 @@
 For every key of costs (graph mode, level, precision, packed or not) and every alignment and budget
 the boundaries of least time are solved for all numbers of buckets at once; of these curves the few
 best numbers of buckets are screened in full, with whole steps and all compiles. What comes out is
-the run seconds of every point with their interval, so that the next trial can be the one that may
-win: the point whose lower end is least.
+the run seconds of every point with their interval: the next trial can be the optimum as far as is
+known, or the point that may be it though little is known of it.
 
 Cost: about 1 ms a screened plan, one dynamic program for each curve; curves are kept until the
 fit of their key changes.
@@ -94,15 +94,24 @@ class Guide:
         curve = self._curve(config, book)
         return with_boundaries(config, curve.best(choice.num_buckets))
 
-    def rank(self, book: CostBook, choices: Sequence[Choice]) -> list[Point]:
-        """Points that can be planned, the one that may be the fastest first.
+    def rank(
+        self, book: CostBook, choices: Sequence[Choice], *, at_lower_end: bool = False
+    ) -> list[Point]:
+        """Points that can be planned, the one of least estimated run seconds first.
 
         Args:
             book: What is known.
             choices: Points to look at, as `candidates` gives them.
+            at_lower_end: By the lower end of their intervals instead: those that may be the
+                fastest, of which less is known, come first.
         """
         points = [point for choice in choices if (point := self.point(choice, book))]
-        return sorted(points, key=lambda point: (point.estimate.low_run_s, str(point.choice)))
+
+        def seconds(point: Point) -> float:
+            estimate = point.estimate
+            return estimate.low_run_s if at_lower_end else estimate.estimated_run_s
+
+        return sorted(points, key=lambda point: (seconds(point), str(point.choice)))
 
     def candidates(
         self, book: CostBook, precisions: Iterable[tuple[str, tuple[str, ...]]]
