@@ -190,11 +190,9 @@ def plan_cases(
     }
     rules = ["budget", "samples", *(["list"] if strategy == "bucketed" else [])]
     rule = size_rule or draw(st.sampled_from(rules))
-    if strategy == "bucketed" and (rule == "list" or draw(st.booleans())):
+    if strategy in ("bucketed", "packed") and (rule == "list" or draw(st.booleans())):
         ends = st.lists(st.integers(8, 210), min_size=1, max_size=5, unique=True)
         changes["batching.boundaries"] = sorted(draw(ends))
-    if strategy == "packed" and draw(st.booleans()):
-        changes["batching.boundaries"] = [draw(st.integers(8, 210))]
     changes |= _size_rule(draw, rule, len(changes.get("batching.boundaries", ())), align)
     return PlanCase(
         tokens=tokens,
@@ -250,8 +248,6 @@ def _batching(draw: st.DrawFn) -> dict[str, Any]:
         "tokens_per_batch": None,
         "seed": draw(st.integers(0, 2**64)),
     }
-    if section["strategy"] == "packed":
-        section["boundaries"] = boundaries[:1]
     count = len(boundaries)
     if count and section["strategy"] == "bucketed" and draw(st.booleans()):
         sizes = st.lists(st.integers(1, 99), min_size=count, max_size=count)

@@ -24,7 +24,7 @@ IntArray = NDArray[np.int64]
 
 def our_rows(tokens: IntArray, capacity: int) -> IntArray:
     """The placement alone: sorting, and the row of every sample from the longest on."""
-    return pack_falling(np.sort(tokens)[::-1], capacity)
+    return pack_falling(np.sort(tokens)[::-1], (capacity,))[0]
 
 
 def our_plan(tokens: IntArray, capacity: int) -> BatchPlan:

@@ -25,7 +25,7 @@ from tuner.batching.bucketed import choose_boundaries, group_bucketed
 from tuner.batching.dynamic import group_dynamic
 from tuner.batching.fixed import group_fixed
 from tuner.batching.grouping import Grouping, IntArray, Shape
-from tuner.batching.packed import group_packed, packed_length
+from tuner.batching.packed import group_packed, packed_lengths
 from tuner.batching.rows import AdmittedRows, admit_rows
 from tuner.config.override import override_config
 from tuner.config.schema import BatchingConfig, TrainConfig
@@ -188,7 +188,7 @@ def resolve_boundaries(lengths: Lengths, config: TrainConfig) -> TrainConfig:
     boundaries = (
         choose_boundaries(tokens, batching)
         if batching.strategy == "bucketed"
-        else (packed_length(tokens, batching),)
+        else packed_lengths(tokens, batching)
     )
     return override_config(
         config,

@@ -51,14 +51,6 @@ def _check_align_table(align: int | tuple[AlignRule, ...]) -> None:
     _check_rising("align up_to", tuple(upper_ends))
 
 
-def _check_packed(batching: BatchingConfig) -> None:
-    if batching.strategy == "packed" and len(batching.boundaries) > 1:
-        raise ValueError(
-            "packed rows have one length, so boundaries takes one entry at most "
-            f"(got {len(batching.boundaries)}); set it to [] for the longest sample"
-        )
-
-
 def _check_batch_size_rule(batching: BatchingConfig) -> None:
     rules = [
         name
@@ -130,7 +122,8 @@ class BatchingConfig(Section):
     """least_padding is exact; the others are common rules, to compare with."""
     boundaries: tuple[PositiveInt, ...] = ()
     """Padded lengths in tokens, rising; a row goes to the first boundary >= its length. For
-    packed one, the tokens of a packed row; [] is the longest sample, aligned."""
+    packed the tokens of packed rows: a sample that finds no room opens a row of the first of
+    them >= its length; [] is one, the longest sample aligned."""
     align: PositiveInt | tuple[AlignRule, ...] = 8
     """Padded lengths are multiples of this, or follow a table of rules by length."""
     tokens_per_batch: PositiveInt | None = 4096
@@ -146,7 +139,6 @@ class BatchingConfig(Section):
     def _is_consistent(self) -> BatchingConfig:
         _check_rising("boundaries", self.boundaries)
         _check_align_table(self.align)
-        _check_packed(self)
         _check_batch_size_rule(self)
         return self
 

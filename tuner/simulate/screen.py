@@ -23,7 +23,7 @@ from tuner.batching.align import align_length, align_lengths
 from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
 from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.grouping import bucket_batch_size, spread_rows
-from tuner.batching.packed import count_packed_rows, packed_length
+from tuner.batching.packed import pack_counts, packed_lengths
 from tuner.batching.plan import length_limit
 from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.simulate.histogram import IntArray, LengthHistogram
@@ -128,23 +128,30 @@ def screen_dynamic(
 def screen_packed(
     rows: LengthHistogram, batching: BatchingConfig, world_size: int
 ) -> StepsByShape:
-    """One shape; which lengths share a row is the same in every epoch.
+    """A shape for each packed length in use; which lengths share a row is always the same.
 
     Args:
-        rows: Admitted rows, none over the packed length.
-        batching: Packed length and batch size.
+        rows: Admitted rows, none over the longest packed length.
+        batching: Packed lengths and batch size.
         world_size: Ranks, >= 1.
     """
-    length = packed_length(rows.lengths, batching)
-    num_rows = count_packed_rows(rows.lengths, rows.counts, length)
-    size = spread_rows(num_rows, length, batching, world_size)
-    num_steps = -(-num_rows // (size * world_size))
+    capacities = packed_lengths(rows.lengths, batching)
+    packed = pack_counts(rows.lengths, rows.counts, capacities)
+    used = np.flatnonzero(packed.num_rows)
+    lengths, num_rows = np.array(capacities)[used], packed.num_rows[used]
+    sizes = np.array(
+        [
+            spread_rows(count, length, batching, world_size)
+            for count, length in zip(num_rows.tolist(), lengths.tolist(), strict=True)
+        ]
+    )
+    num_steps = -(-num_rows // (sizes * world_size))
     return StepsByShape(
-        batch_sizes=np.array([size]),
-        padded_lengths=np.array([length]),
-        num_steps=np.array([num_steps]),
-        real_tokens=np.array([rows.total_tokens]),
-        num_filler_rows=num_steps * size * world_size - num_rows,
+        batch_sizes=sizes,
+        padded_lengths=lengths,
+        num_steps=num_steps,
+        real_tokens=packed.tokens[used],
+        num_filler_rows=int(num_steps @ sizes) * world_size - int(num_rows.sum()),
     )
 
 

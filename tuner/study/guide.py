@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.batching.boundaries import BoundaryCurve, solve_least_time
-from tuner.batching.packed import packed_length
+from tuner.batching.packed import packed_lengths
 from tuner.batching.plan import length_limit
 from tuner.config.override import override_config
 from tuner.config.schema import OP_GROUPS, TrainConfig
@@ -88,7 +88,7 @@ class Guide:
         """
         config = self._plain(choice)
         if choice.strategy == "packed":
-            return with_boundaries(config, (packed_length(self._rows.lengths, config.batching),))
+            return with_boundaries(config, packed_lengths(self._rows.lengths, config.batching))
         if choice.num_buckets is None:
             return config
         curve = self._curve(config, book)
