@@ -177,9 +177,10 @@ def test_ranks_by_seconds_or_by_their_lower_end_and_says_what_does_not_fit(tmp_p
     ends = [point.estimate.low_run_s for point in careful]
     assert ends == sorted(ends) and len(careful) == len(choices)
     assert all(point.fits for point in points)
-    # Of every curve three numbers of buckets: 2 alignments, 3 budgets; fixed and packed as well.
+    # Of every curve three numbers of buckets: 2 alignments, 3 budgets; fixed as well, and packed
+    # with the first alignment alone.
     assert len([choice for choice in choices if choice.num_buckets]) == 2 * 3 * 3
-    assert len([choice for choice in choices if not choice.num_buckets]) == 2 * 2 * 3
+    assert len([choice for choice in choices if not choice.num_buckets]) == (2 + 1) * 3
     tight = dataclasses.replace(setup, memory_limit_bytes=600_000_000)
     ranked = Guide(tight).rank(result.book, choices)
     for point in ranked:

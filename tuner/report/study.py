@@ -79,7 +79,8 @@ class StudyContext:
 def describe_config(config: TrainConfig) -> str:
     """The tuned part of a config in a few words; fp32 goes without saying."""
     batching, graph = config.batching, config.graph
-    buckets = f" {len(batching.boundaries)}" if batching.strategy == "bucketed" else ""
+    is_named = batching.strategy == "bucketed" or len(batching.boundaries) > 1
+    buckets = f" {len(batching.boundaries)}" if is_named else ""
     rows = " ".join(map(str, batching.batch_sizes)) or batching.samples_per_batch
     size = f"{batching.tokens_per_batch} tokens" if batching.tokens_per_batch else f"{rows} rows"
     precision = describe_precision(config.precision)

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.batching.boundaries import BoundaryCurve, solve_least_time
-from tuner.batching.packed import packed_lengths
+from tuner.batching.grouping import rows_per_batch
+from tuner.batching.packed_lengths import solve_packed_lengths
 from tuner.batching.plan import length_limit
 from tuner.config.override import override_config
 from tuner.config.schema import OP_GROUPS, TrainConfig
@@ -40,6 +41,10 @@ from tuner.study.space import (
 
 SCREENED_PER_CURVE = 3
 """Numbers of buckets of a curve that are screened: its seconds leave out that steps are whole."""
+
+MOVED = 0.05
+"""Share of a step or a compile by which it must have changed for packed lengths to be solved
+again."""
 
 WORTH_ANOTHER_TRIAL = 0.005
 """Share of the run's seconds that new boundaries of a tried point must save."""
@@ -78,6 +83,7 @@ class Guide:
         self._screen = Screen(histogram)
         self._rows = histogram.admit(setup.base.data, length_limit(setup.base))
         self._curves: dict[tuple[object, ...], tuple[CostModel, BoundaryCurve]] = {}
+        self._packed: dict[tuple[object, ...], tuple[CostModel, tuple[tuple[int, ...], ...]]] = {}
         self._configs: dict[Choice, TrainConfig] = {}
 
     def resolve(self, choice: Choice, book: CostBook) -> TrainConfig:
@@ -88,7 +94,8 @@ class Guide:
         """
         config = self._plain(choice)
         if choice.strategy == "packed":
-            return with_boundaries(config, packed_lengths(self._rows.lengths, config.batching))
+            solved = self._row_lengths(config, book)
+            return with_boundaries(config, solved[min(choice.packed_lengths, len(solved)) - 1])
         if choice.num_buckets is None:
             return config
         curve = self._curve(config, book)
@@ -188,10 +195,40 @@ class Guide:
             self._curves[place] = costs.model, curve
         return curve
 
+    def _row_lengths(self, config: TrainConfig, book: CostBook) -> tuple[tuple[int, ...], ...]:
+        costs = book.known(self.key(config))
+        batching = config.batching
+        place = (costs.key, batching.align, batching.tokens_per_batch)
+        model, solved = self._packed.get(place, (None, None))
+        if solved is None or model is None or _have_moved(model, costs.model, solved[-1], config):
+            solved = solve_packed_lengths(
+                self._rows.lengths,
+                self._rows.counts,
+                batching,
+                costs.run_cost(config.train.epochs),
+                self._setup.space.packed_lengths.high,
+            )
+            self._packed[place] = costs.model, solved
+        return solved
+
     def _plain(self, choice: Choice) -> TrainConfig:
         if choice not in self._configs:
             self._configs[choice] = configure(self._setup, choice)
         return self._configs[choice]
+
+
+def _have_moved(
+    before: CostModel, after: CostModel, lengths: Sequence[int], config: TrainConfig
+) -> bool:
+    """Whether costs have changed so far that other lengths of packed rows may be better.
+
+    Solving them packs all rows some forty times, so it is not done for every measurement.
+    """
+    for length in lengths:
+        shape = (rows_per_batch(config.batching, length), length)
+        if abs(after.step.step_s(shape) / before.step.step_s(shape) - 1.0) > MOVED:
+            return True
+    return abs(after.compile_base_s - before.compile_base_s) > MOVED * before.compile_base_s
 
 
 def configure(setup: StudySetup, choice: Choice) -> TrainConfig:

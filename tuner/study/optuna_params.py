@@ -39,6 +39,10 @@ def suggest_choice(
     buckets = None
     if strategy == "bucketed":
         buckets = trial.suggest_int("num_buckets", space.num_buckets.low, space.num_buckets.high)
+    lengths = 1
+    if strategy == "packed":
+        allowed = space.packed_lengths
+        lengths = trial.suggest_int("packed_lengths", allowed.low, allowed.high)
     align = trial.suggest_categorical("align", [_format_align(align) for align in space.align])
     rows = trial.suggest_categorical("longest_rows_per_batch", list(space.longest_rows_per_batch))
     mode = trial.suggest_categorical("graph_mode", list(space.graph_mode))
@@ -47,6 +51,7 @@ def suggest_choice(
     return Choice(
         strategy=strategy,
         num_buckets=buckets,
+        packed_lengths=lengths,
         align=_parse_align(align),
         longest_rows_per_batch=rows,
         graph_mode=mode,
@@ -76,6 +81,8 @@ def to_params(choice: Choice) -> dict[str, Any]:
     }
     if choice.num_buckets is not None:
         params["num_buckets"] = choice.num_buckets
+    if choice.strategy == "packed":
+        params["packed_lengths"] = choice.packed_lengths
     if choice.compute_dtype != "fp32":
         params |= {GROUP_PREFIX + group: group in choice.fp32_ops for group in OP_GROUPS}
     return params
@@ -86,6 +93,7 @@ def to_choice(params: Mapping[str, Any]) -> Choice:
     return Choice(
         strategy=params["strategy"],
         num_buckets=params.get("num_buckets"),
+        packed_lengths=params.get("packed_lengths", 1),
         align=_parse_align(params["align"]),
         longest_rows_per_batch=params["longest_rows_per_batch"],
         graph_mode=params["graph_mode"],

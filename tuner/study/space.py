@@ -48,6 +48,8 @@ class SearchSpace(Section):
     """Batching strategies."""
     num_buckets: IntRange
     """Buckets at most, for bucketed."""
+    packed_lengths: IntRange = IntRange(low=1, high=1)
+    """Lengths of packed rows at most, for packed."""
     align: Annotated[tuple[Align, ...], Field(min_length=1)]
     """Alignment rules."""
     longest_rows_per_batch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -81,6 +83,7 @@ class Choice:
         jit_level: Level.
         compute_dtype: Precision of the matrix products.
         fp32_ops: Op groups that stay in fp32, in the order of OP_GROUPS; () for fp32.
+        packed_lengths: Lengths of packed rows at most; 1 unless packed.
     """
 
     strategy: str
@@ -91,6 +94,7 @@ class Choice:
     jit_level: str
     compute_dtype: str = "fp32"
     fp32_ops: tuple[str, ...] = ()
+    packed_lengths: int = 1
 
 
 def load_space(name_or_path: str) -> SearchSpace:
@@ -201,30 +205,36 @@ def first_choices(space: SearchSpace) -> list[Choice]:
 
 
 def all_choices(space: SearchSpace) -> list[Choice]:
-    """Every point of the space; some lead to the same config."""
+    """Every point of the space; some lead to the same config.
+
+    Packed rows come with the first alignment alone: it shifts their few lengths by some tokens.
+    """
     buckets = range(space.num_buckets.low, space.num_buckets.high + 1)
+    lengths = range(space.packed_lengths.low, space.packed_lengths.high + 1)
     batchings = [
-        (strategy, count)
+        (strategy, count, packed)
         for strategy in space.strategy
         for count in (buckets if strategy == "bucketed" else (None,))
+        for packed in (lengths if strategy == "packed" else (1,))
     ]
     return [
         Choice(
             strategy=strategy,
             num_buckets=count,
+            packed_lengths=packed,
             align=align,
             longest_rows_per_batch=rows,
             graph_mode=mode,
             jit_level=level,
         )
-        for (strategy, count), align, rows, mode, level in itertools.product(
+        for (strategy, count, packed), align, rows, mode, level in itertools.product(
             batchings,
             space.align,
             space.longest_rows_per_batch,
             space.graph_mode,
             space.jit_level,
         )
-        if is_compilable(mode, level)
+        if is_compilable(mode, level) and (strategy != "packed" or align == space.align[0])
     ]
 
 
