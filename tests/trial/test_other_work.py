@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -16,13 +15,12 @@ def test_the_watched_process_does_not_count_and_another_does():
     watched_cores, other_cores = [], []
     for counts in (watched_cores, other_cores):
         others = OtherWork()
-        process = subprocess.Popen([sys.executable, "-c", SPIN])
-        # To the one it is the watched process; the other watches one that does nothing.
-        pid = process.pid if counts is watched_cores else os.getppid()
-        while process.poll() is None:
-            others.look(pid)
+        busy = subprocess.Popen([sys.executable, "-c", SPIN])
+        idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2.5)"])
+        while busy.poll() is None or idle.poll() is None:
+            others.look((busy if counts is watched_cores else idle).pid)
             time.sleep(0.05)
         counts.append(others.cores())
-    # The machine may be busy with other things as well: the same ones in both.
-    assert other_cores[0] > 0.5
+    # The spinning takes a core for 1.5 of some 2.6 s, or its share where the machine is busy.
+    assert other_cores[0] > 0.3
     assert watched_cores[0] < other_cores[0] + 0.3

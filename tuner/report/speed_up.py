@@ -97,10 +97,11 @@ def log_half_width(verdict: Verdict) -> float | None:
 
     Noise is pooled over the candidates, so that it is the same for every pair.
     """
-    for item in verdict.compared:
-        if item.name != verdict.fastest and item.low > 0.0 and math.isfinite(item.high):
-            return math.log(item.high / item.low) / 2
-    return None
+    if verdict.num_rounds < 2:
+        # The noise that the verdict assumes then is no measurement.
+        return None
+    others = (item for item in verdict.compared if item.name != verdict.fastest)
+    return next((math.log(item.high / item.low) / 2 for item in others), None)
 
 
 def describe_verdict(result: StudyResult) -> tuple[Answer, str]:

@@ -215,7 +215,7 @@ def _confirmed(confirmation: Confirmation, ranking: str) -> str:
     for item in verdict.compared:
         is_fastest = item.name == verdict.fastest
         interval = f"{item.low:.3f} to {item.high:.3f}"
-        is_known = item.low > 0.0
+        is_known = verdict.num_rounds > 1
         rows.append(
             [
                 item.name,
