@@ -258,7 +258,7 @@ def _batching(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def _provenance(draw: st.DrawFn) -> dict[str, Any]:
-    shape = st.tuples(st.integers(1, 999), st.integers(1, 9999))
+    shapes = draw(st.lists(st.tuples(st.integers(1, 999), st.integers(1, 9999)), max_size=5))
     return {
         "data_fingerprint": draw(texts()),
         "num_samples": draw(st.integers(0, 10**9)),
@@ -266,7 +266,7 @@ def _provenance(draw: st.DrawFn) -> dict[str, Any]:
         "versions": draw(st.dictionaries(texts(), texts(), max_size=4)),
         "study": draw(texts()),
         "trial": draw(st.integers(0, 10**5)),
-        "shapes": draw(st.lists(shape, max_size=5)),
+        "shapes": shapes,
         "prediction": {
             "estimated_run_s": draw(_positive(1e9)),
             "estimated_real_tokens_per_s": draw(_positive(1e9)),
@@ -274,7 +274,68 @@ def _provenance(draw: st.DrawFn) -> dict[str, Any]:
             "estimated_compile_s": draw(_positive(1e9)),
             "effective_token_fraction": draw(_shares()),
             "peak_bytes": draw(st.integers(0, 2**40)),
+            "step_s": draw(st.just([]) | st.just([0.25] * len(shapes))),
         },
+        "length_percentiles": draw(st.just([]) | st.just(list(range(101)))),
+        "cost": draw(st.none() | st.just({"step_s": [0.02, 1e-4, 0.0], "compile_s": [5.0, 0.9]})),
+    }
+
+
+@st.composite
+def _model(draw: st.DrawFn) -> dict[str, Any]:
+    num_kv_heads, groups = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    num_heads = num_kv_heads * groups
+    origin = draw(
+        st.sampled_from(
+            [
+                {},
+                {"source": "qwen"},
+                {"factory": "my.models:make"},
+                {"source": "qwen", "lora": {"rank": 4, "projections": ["q_proj", "up_proj"]}},
+            ]
+        )
+    )
+    scaling = {"kind": "llama3", "factor": 8.0, "high_freq_factor": 4.5}
+    return {
+        "vocab_size": draw(st.integers(1, 10**6)),
+        "width": num_heads * 2 * draw(st.integers(1, 64)),
+        "num_layers": draw(st.integers(1, 100)),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_size": draw(st.none() | st.just(64)),
+        "ffn_width": draw(st.integers(1, 10**5)),
+        "positions": draw(st.sampled_from(["rotary", "learned"])),
+        "max_positions": draw(st.integers(1, 10**6)),
+        "rope_theta": draw(_positive(1e9)),
+        "rope_scaling": draw(st.none() | st.just(scaling)),
+        "norm_eps": draw(_positive()),
+        "qk_norm": draw(st.booleans()),
+        "attention_bias": draw(st.sampled_from(["none", "qkv", "qkvo"])),
+        "tie_embedding": draw(st.booleans()),
+        "init_std": draw(_positive()),
+        **origin,
+    }
+
+
+@st.composite
+def _loop(draw: st.DrawFn) -> dict[str, Any]:
+    maybe_int = st.none() | st.integers(1, 10**9)
+    window = draw(
+        st.fixed_dictionaries({"tokens_per_update": maybe_int})
+        | st.fixed_dictionaries({"steps_per_update": st.integers(1, 99)})
+    )
+    return window | {
+        "epochs": draw(st.integers(1, 1000)),
+        "max_steps": draw(maybe_int),
+        "clip_norm": draw(st.none() | _positive()),
+        "clip_quantile": draw(st.none() | st.just(0.9)),
+        "clip_window": draw(st.integers(10, 10_000)),
+        "out": draw(texts()),
+        "checkpoint_every_steps": draw(st.integers(1, 10**6)),
+        "keep_last": draw(st.integers(1, 100)),
+        "async_checkpoint": draw(st.booleans()),
+        "tensorboard": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**32)),
     }
 
 
@@ -282,8 +343,6 @@ def _provenance(draw: st.DrawFn) -> dict[str, Any]:
 def configs(draw: st.DrawFn) -> TrainConfig:
     """Any valid config, every field drawn."""
     maybe_int = st.none() | st.integers(1, 10**9)
-    num_kv_heads, groups = draw(st.integers(1, 8)), draw(st.integers(1, 4))
-    num_heads = num_kv_heads * groups
     content = {
         "data": {
             "path": draw(texts()),
@@ -297,39 +356,30 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         "graph": {
             "mode": draw(st.sampled_from(["static", "dynamic"])),
             "jit_level": draw(st.sampled_from(["O0", "O1", "O2"])),
+            "compile_cache": draw(st.booleans()),
         },
-        "model": {
-            "vocab_size": draw(st.integers(1, 10**6)),
-            "width": num_heads * 2 * draw(st.integers(1, 64)),
-            "num_layers": draw(st.integers(1, 100)),
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "ffn_width": draw(st.integers(1, 10**5)),
-            "rope_theta": draw(_positive(1e9)),
-            "norm_eps": draw(_positive()),
-            "init_std": draw(_positive()),
-        },
+        "model": draw(_model()),
         "optimizer": {
             "learning_rate": draw(_positive()),
             "beta1": draw(st.floats(0.0, 1.0, exclude_max=True)),
             "beta2": draw(st.floats(0.0, 1.0, exclude_max=True)),
             "eps": draw(_positive()),
             "weight_decay": draw(st.floats(0.0, 10.0)),
+            "no_decay": draw(st.sampled_from([[], ["norms"], ["norms", "biases", "embeddings"]])),
         },
         "schedule": {
+            "kind": draw(st.sampled_from(["cosine", "linear", "constant"])),
+            "progress": draw(st.sampled_from(["steps", "tokens"])),
+            "decay_fraction": draw(_shares()),
             "warmup_fraction": draw(_shares()),
             "min_learning_rate_fraction": draw(_shares()),
         },
-        "train": {
-            "epochs": draw(st.integers(1, 1000)),
-            "max_steps": draw(maybe_int),
-            "tokens_per_update": draw(maybe_int),
-            "clip_norm": draw(st.none() | _positive()),
-            "out": draw(texts()),
-            "checkpoint_every_steps": draw(st.integers(1, 10**6)),
-            "keep_last": draw(st.integers(1, 100)),
-            "seed": draw(st.integers(0, 2**32)),
-        },
+        "train": draw(_loop()),
+        "evaluation": draw(
+            st.none()
+            | st.just({"path": "held_out.mindrecord", "every_steps": 50, "max_rows": 1000})
+            | st.just({"fraction": 0.05, "seed": 3})
+        ),
         "device": draw(st.sampled_from(["auto", "cpu", "ascend"])),
         "provenance": draw(st.none() | _provenance()),
     }

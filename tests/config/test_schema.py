@@ -8,7 +8,7 @@ import pydantic
 import pytest
 from strategies import SMALLEST, make_config
 
-from tuner.config.codec import parse_model
+from tuner.config.codec import parse_model, to_plain
 from tuner.config.override import override_plain
 from tuner.config.schema import (
     AlignRule,
@@ -34,6 +34,8 @@ AT_LEAST_ONE = [
     "batching.samples_per_batch", "model.vocab_size", "model.width", "model.num_layers",
     "model.num_heads", "model.num_kv_heads", "model.ffn_width", "train.epochs", "train.max_steps",
     "train.tokens_per_update", "train.checkpoint_every_steps", "train.keep_last",
+    "train.steps_per_update", "optimizer.reference_tokens_per_update", "model.max_positions",
+    "evaluation.every_steps", "evaluation.max_rows", "model.lora.rank",
 ]  # fmt: skip
 
 
@@ -162,7 +164,8 @@ def test_unknown_key_names_the_nearest(name, nearest):
 
 def test_unknown_key_lists_all_that_are_known_nearest_first():
     line = refusal({"schedule.warmup": 1})
-    assert line.endswith("known here: warmup_fraction, min_learning_rate_fraction")
+    known = "warmup_fraction, kind, progress, decay_fraction, min_learning_rate_fraction"
+    assert line.endswith(f"known here: {known}")
 
 
 def test_key_far_from_all_gets_no_guess():
@@ -170,7 +173,7 @@ def test_key_far_from_all_gets_no_guess():
     assert "did you mean" not in line
     assert line.endswith(
         "known here: data, batching, graph, precision, model, optimizer, schedule, train, "
-        "device, provenance"
+        "evaluation, device, provenance"
     )
 
 
@@ -346,3 +349,68 @@ def test_fp32_ops_out_of_order_or_twice_are_refused_with_the_order():
     for written in (["loss", "norms"], ["norms", "loss", "norms"]):
         line = refusal({"precision.compute_dtype": "fp16", "precision.fp32_ops": written})
         assert "name each group once, in this order: norms, loss" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train.tokens_per_update": 9, "train.steps_per_update": 2}, "other (got 9 and 2)"),
+        ({"train.clip_quantile": 1.0}, "train.clip_quantile: "),
+        ({"train.clip_quantile": 0.0}, "train.clip_quantile: "),
+        ({"train.clip_window": 9}, "train.clip_window: "),
+        ({"train.keep_best": 1}, "keep_best needs an evaluation"),
+        ({"optimizer.rate_scaling": "sqrt"}, "belong together (got sqrt and None)"),
+        ({"optimizer.reference_tokens_per_update": 5}, "belong together (got none and 5)"),
+        (
+            {"optimizer.rate_scaling": "linear", "optimizer.reference_tokens_per_update": 5},
+            "follows train.tokens_per_update",
+        ),
+        ({"optimizer.no_decay": ["biases", "norms"]}, "in this order: norms, biases"),
+        ({"schedule.kind": "wsd", "schedule.warmup_fraction": 0.5, "schedule.decay_fraction": 0.6},
+         "at most 1 (got 0.5 and 0.6)"),
+        ({"evaluation": {}}, "exactly one of path and fraction"),
+        ({"evaluation": {"path": "a", "fraction": 0.1}}, "exactly one of path and fraction"),
+        ({"evaluation": {"fraction": 1.0}}, "evaluation.fraction: "),
+        ({"model.positions": "learned"}, "positions learned needs max_positions"),
+        ({"model.head_size": 7}, "model.head_size: "),
+        ({"model.factory": "no colon"}, "package.module:function (got 'no colon')"),
+        ({"model.factory": "a:b", "model.source": "c"}, "source and lora must be null"),
+        ({"model.factory": "a:b", "model.lora": {}}, "source and lora must be null"),
+        ({"model.lora": {"projections": []}}, "at least one projection"),
+        ({"model.lora": {"projections": ["q_proj", "q_proj"]}}, "each once"),
+        ({"model.lora": {"projections": ["k"]}}, "model.lora.projections.0: "),
+        ({"model.rope_scaling": {"kind": "yarn", "factor": 2.0}}, "model.rope_scaling.kind: "),
+        (
+            {"model.rope_scaling": {"kind": "llama3", "factor": 2.0, "high_freq_factor": 1.0}},
+            "high_freq_factor must be above low_freq_factor",
+        ),
+    ],
+)  # fmt: skip
+def test_rules_between_the_fields_of_training(changes, words):
+    assert words in refusal(changes)
+
+
+def test_a_head_may_have_a_size_of_its_own():
+    assert make_config({"model.width": 128}).model.size_of_head == 32
+    odd = {"model.width": 100, "model.num_heads": 8, "model.head_size": 64}
+    assert make_config(odd).model.size_of_head == 64
+    assert "whole even number" in refusal({"model.width": 100, "model.num_heads": 8})
+
+
+def test_lists_of_a_provenance_belong_to_its_shapes():
+    plain = to_plain(make_config({}))
+    record = {
+        "data_fingerprint": "f", "num_samples": 1, "device": "CPU", "versions": {}, "study": "s",
+        "trial": 0, "shapes": [[1, 8], [2, 8]],
+        "prediction": {
+            "estimated_run_s": 1.0, "estimated_real_tokens_per_s": 1.0,
+            "estimated_steady_real_tokens_per_s": 1.0, "estimated_compile_s": 1.0,
+            "effective_token_fraction": 0.5, "peak_bytes": 1,
+        },
+    }  # fmt: skip
+    assert parse_model(TrainConfig, plain | {"provenance": record}, source="c").provenance
+    assert "101 or none (got 2)" in refusal(
+        {"provenance": record | {"length_percentiles": [1, 2]}}
+    )
+    prediction = record["prediction"] | {"step_s": [0.1]}
+    assert "(got 1 for 2)" in refusal({"provenance": record | {"prediction": prediction}})

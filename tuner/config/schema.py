@@ -1,8 +1,9 @@
 """The schema of a run: everything `varseq-train` needs, as frozen values.
 
-`TrainConfig` is the whole of best.yaml. Every field says its unit and range; a field that is not
-here is an error that names its nearest neighbours. Reading and writing YAML is `codec`'s job,
-changing a value by its dotted name is `override`'s.
+`TrainConfig` is the whole of best.yaml; its larger sections stand in modules of their own and are
+named here, so that everyone imports them from here. Every field says its unit and range; a field
+that is not here is an error that names its nearest neighbours. Reading and writing YAML is
+`codec`'s job, changing a value by its dotted name is `override`'s.
 """
 
 from __future__ import annotations
@@ -10,12 +11,40 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+from tuner.config.model_section import LoraConfig, ModelConfig, RopeScalingConfig
+from tuner.config.provenance_section import CostRecord, PredictionRecord, ProvenanceConfig
+from tuner.config.sections import PositiveFloat, PositiveInt, Section
+from tuner.config.training_sections import (
+    EvaluationConfig,
+    LoopConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
 
+__all__ = [
+    "OP_GROUPS",
+    "AlignRule",
+    "BatchingConfig",
+    "ComputeDtype",
+    "CostRecord",
+    "DataConfig",
+    "EvaluationConfig",
+    "GraphConfig",
+    "LoopConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OpGroup",
+    "OptimizerConfig",
+    "PrecisionConfig",
+    "PredictionRecord",
+    "ProvenanceConfig",
+    "RopeScalingConfig",
+    "ScheduleConfig",
+    "StrategyName",
+    "TrainConfig",
+]
 
 StrategyName = Literal["fixed", "dynamic", "bucketed", "packed"]
 
@@ -26,12 +55,6 @@ OpGroup = Literal[
 ]
 OP_GROUPS: tuple[OpGroup, ...] = get_args(OpGroup)
 """The parts of a model whose precision can be chosen, in the order in which they are written."""
-
-
-class Section(BaseModel):
-    """A part of the config: immutable, and strict about names and types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def _check_rising(name: str, values: tuple[int, ...]) -> None:
@@ -150,6 +173,9 @@ class GraphConfig(Section):
     """static: one graph a shape, compiled before step 1; dynamic: one graph for all shapes."""
     jit_level: Literal["O0", "O1", "O2"] = "O0"
     """O0, O1: kernel by kernel; O2: whole graph, Ascend with static shapes only, deprecated."""
+    compile_cache: bool = False
+    """Whether compiled graphs are kept on disk in train.out for the warm-up after --resume; every
+    graph from there is checked against a fresh value before it is trained with."""
 
 
 class PrecisionConfig(Section):
@@ -180,126 +206,6 @@ class PrecisionConfig(Section):
         return self
 
 
-class ModelConfig(Section):
-    """The built-in decoder: RMSNorm, RoPE, SwiGLU, grouped-query attention, tied embedding."""
-
-    vocab_size: PositiveInt
-    """Token ids are in [0, vocab_size)."""
-    width: PositiveInt = 128
-    """Model width; a multiple of num_heads, with an even head size."""
-    num_layers: PositiveInt = 2
-    """Decoder layers."""
-    num_heads: PositiveInt = 4
-    """Query heads."""
-    num_kv_heads: PositiveInt = 2
-    """Key and value heads; divides num_heads."""
-    ffn_width: PositiveInt = 384
-    """Width of the SwiGLU layer."""
-    rope_theta: PositiveFloat = 10000.0
-    """Base of the rotary frequencies."""
-    norm_eps: PositiveFloat = 1e-6
-    """Added to the mean square inside RMSNorm."""
-    init_std: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
-
-    @model_validator(mode="after")
-    def _has_whole_heads(self) -> ModelConfig:
-        if self.width % self.num_heads or (self.width // self.num_heads) % 2:
-            raise ValueError(
-                "width / num_heads must be a whole even number "
-                f"(got width {self.width}, num_heads {self.num_heads})"
-            )
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                "num_heads must be a multiple of num_kv_heads "
-                f"(got {self.num_heads} and {self.num_kv_heads})"
-            )
-        return self
-
-
-class OptimizerConfig(Section):
-    """AdamW with decoupled weight decay (norm weights are not decayed)."""
-
-    learning_rate: PositiveFloat = 1e-3
-    """Peak learning rate."""
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Decay of the mean of squared gradients."""
-    eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
-    """Share of the weight taken off each update, times the learning rate."""
-
-
-class ScheduleConfig(Section):
-    """Learning rate over updates: linear warm-up, then cosine."""
-
-    warmup_fraction: Fraction = 0.03
-    """Share of all updates in which the rate rises linearly from 0."""
-    min_learning_rate_fraction: Fraction = 0.1
-    """The cosine ends at this share of the peak."""
-
-
-class LoopConfig(Section):
-    """How long and with what the loop trains. A step is one batch; an update may take several."""
-
-    epochs: PositiveInt = 1
-    """Passes over the data."""
-    max_steps: PositiveInt | None = None
-    """Steps (batches) after which the run ends early; null: all epochs."""
-    tokens_per_update: PositiveInt | None = None
-    """Real tokens of an optimizer update, on average; null: one update a step."""
-    clip_norm: PositiveFloat | None = 1.0
-    """Global gradient norm above which gradients are scaled down; null: no clipping."""
-    out: str = "runs/train"
-    """Folder of metrics.jsonl and checkpoints; relative to the working folder."""
-    checkpoint_every_steps: PositiveInt = 500
-    """Steps between checkpoints, taken at the next update; one more at the end."""
-    keep_last: PositiveInt = 2
-    """Checkpoints kept."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the initial weights."""
-
-
-class PredictionRecord(Section):
-    """What the study predicted for this config: estimated from measured compiles and steps."""
-
-    estimated_run_s: float
-    """Seconds for all epochs, compile time included."""
-    estimated_real_tokens_per_s: float
-    """Real tokens per second over those seconds."""
-    estimated_steady_real_tokens_per_s: float
-    """The same without compile time."""
-    estimated_compile_s: float
-    """Compile seconds of all shapes and of the update."""
-    effective_token_fraction: Fraction
-    """Real tokens / padded tokens of the plan, exact."""
-    peak_bytes: int
-    """Largest memory seen in the trial (resident set on CPU)."""
-
-
-class ProvenanceConfig(Section):
-    """Where this config comes from; `varseq-train` compares it with the world."""
-
-    data_fingerprint: str
-    """Content fingerprint of the MindRecord set that was tuned on."""
-    num_samples: Annotated[int, Field(ge=0)]
-    """Rows of that set."""
-    device: str
-    """Device the trials ran on."""
-    versions: dict[str, str]
-    """Versions of varseq-tuner, MindSpore, NumPy and Python."""
-    study: str
-    """Name of the Optuna study."""
-    trial: Annotated[int, Field(ge=0)]
-    """Number of the trial in that study."""
-    shapes: tuple[tuple[PositiveInt, PositiveInt], ...]
-    """Planned (batch size, padded length), in the order of warm-up."""
-    prediction: PredictionRecord
-    """The figures that the study chose by."""
-
-
 class TrainConfig(Section):
     """The whole of best.yaml."""
 
@@ -311,7 +217,26 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     train: LoopConfig = LoopConfig()
+    evaluation: EvaluationConfig | None = None
+    """Rows to evaluate on; null: none."""
     device: Literal["auto", "cpu", "ascend"] = "auto"
     """auto: Ascend where MindSpore reports one, else CPU."""
     provenance: ProvenanceConfig | None = None
     """Written by varseq-tune; null in a config written by hand."""
+
+    @model_validator(mode="after")
+    def _has_an_update_size_to_scale_by(self) -> TrainConfig:
+        if self.optimizer.rate_scaling != "none" and self.train.tokens_per_update is None:
+            raise ValueError(
+                f"optimizer.rate_scaling {self.optimizer.rate_scaling} follows "
+                "train.tokens_per_update, which must be set (got null)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_loss_to_keep_the_best_by(self) -> TrainConfig:
+        if self.train.keep_best and self.evaluation is None:
+            raise ValueError(
+                f"train.keep_best needs an evaluation (got {self.train.keep_best} without one)"
+            )
+        return self

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tuner.config.codec import parse_model, read_yaml
-from tuner.config.schema import Section
+from tuner.config.sections import Section
 from tuner.errors import BadInputError
 from tuner.simulate.cost import CostModel, StepCost
 from tuner.simulate.cost_book import LEAST_SHAPES, CostBook, KnownCosts

@@ -15,12 +15,10 @@ from tuner.config.codec import parse_model, read_yaml, to_plain
 from tuner.config.schema import (
     AlignRule,
     ComputeDtype,
-    PositiveFloat,
-    PositiveInt,
-    Section,
     StrategyName,
     TrainConfig,
 )
+from tuner.config.sections import PositiveFloat, PositiveInt, Section
 from tuner.errors import BadInputError
 
 Align = PositiveInt | tuple[AlignRule, ...]
