@@ -29,6 +29,19 @@ UNFINISHED_PREFIX = ".unfinished_"
 
 
 @dataclass(frozen=True, kw_only=True)
+class BestEvaluation:
+    """The lowest loss of an evaluation so far.
+
+    Attributes:
+        loss: Mean over the evaluated labels.
+        steps: Steps that were done then.
+    """
+
+    loss: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Where a run stands; with the parameters it is everything that resuming needs.
 
@@ -42,6 +55,8 @@ class TrainState:
         window_label_tokens: Labels in the gradient buffers.
         real_tokens: Tokens of rows so far.
         padded_tokens: Padded tokens so far.
+        evaluated_steps: Steps done at the last evaluation; 0 before the first.
+        best: The lowest evaluation so far; None before the first.
         config_fingerprint: Of everything that decides the course of training.
         data_fingerprint: Of the MindRecord set.
         shapes: The shape record: planned (B, L) in warm-up order.
@@ -56,6 +71,8 @@ class TrainState:
     window_label_tokens: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
+    evaluated_steps: int = 0
+    best: BestEvaluation | None = None
     config_fingerprint: str = ""
     data_fingerprint: str = ""
     shapes: tuple[tuple[int, int], ...] = ()
@@ -179,6 +196,8 @@ def _read_state(folder: Path) -> TrainState:
     plain["shapes"] = tuple(tuple(shape) for shape in plain["shapes"])
     if plain.get("loss_scale") is not None:
         plain["loss_scale"] = LossScale(**plain["loss_scale"])
+    if plain.get("best") is not None:
+        plain["best"] = BestEvaluation(**plain["best"])
     return TrainState(**plain)
 
 

@@ -20,7 +20,7 @@ from tuner.batching.windows import update_after_step
 from tuner.config.schema import TrainConfig
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import MindRecordSet
-from tuner.train.checkpoint import CheckpointFolder, TrainState
+from tuner.train.checkpoint import BestEvaluation, CheckpointFolder, TrainState
 from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_ahead, read_batches
@@ -45,6 +45,10 @@ class RunParts:
         on_step: Called with every record, for progress.
         on_notice: Called with every line for the user.
         stop_requested: Asked after every step; True saves and ends the run.
+        evaluate: Called between two steps with the steps done, every evaluation.every_steps at
+            the next update and after the last step; returns the mean loss over the evaluated
+            labels, None without any. It must leave weights and buffers as they are. None: there
+            is no evaluation.
     """
 
     config: TrainConfig
@@ -56,6 +60,7 @@ class RunParts:
     on_step: Callable[[StepRecord], None]
     on_notice: Notice
     stop_requested: Callable[[], bool]
+    evaluate: Callable[[int], float | None] | None = None
 
 
 class DivergedError(Exception):
@@ -138,8 +143,24 @@ class Loop:
         epoch = self.state.epoch
         self.state = state
         self._tell(self._record(batch, loss_sum, update, epoch, _Seconds(step_s, wait_s)))
+        self._evaluate_if_due(ends_window)
         if state.steps - self._saved_steps >= self._parts.config.train.checkpoint_every_steps:
             self._save()
+
+    def _evaluate_if_due(self, ends_window: bool) -> None:
+        """Evaluate between two updates, before saving: what is saved knows the result."""
+        evaluate, section = self._parts.evaluate, self._parts.config.evaluation
+        if evaluate is None or section is None:
+            return
+        steps, every = self.state.steps, section.every_steps
+        is_passed = every is not None and steps // every > self.state.evaluated_steps // every
+        if steps < self._total_steps and not (ends_window and is_passed):
+            return
+        loss = evaluate(steps)
+        best = self.state.best
+        if loss is not None and math.isfinite(loss) and (best is None or loss < best.loss):
+            best = BestEvaluation(loss=loss, steps=steps)
+        self.state = dataclasses.replace(self.state, evaluated_steps=steps, best=best)
 
     def _state_after(self, batch: Batch, num_steps: int) -> TrainState:
         before = self.state
