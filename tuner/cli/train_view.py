@@ -35,7 +35,7 @@ class TrainView:
         self._planned_steps = 0
         self._first_losses: list[float] = []
         self._last_losses: deque[float] = deque(maxlen=LOSS_WINDOW_STEPS)
-        self._recompiles: int | None = 0
+        self._recompiles = 0
         self._real_tokens = self._padded_tokens = 0
         self._started = self._last_line = time.perf_counter()
 
@@ -98,7 +98,7 @@ class TrainView:
                 f"{tuned.estimated_compile_s:.1f}" if tuned else "",
                 f"{report.warm_up_s:.1f}",
             ),
-            ("recompiles after warm-up", "0", _or_unknown(self._recompiles)),
+            ("recompiles after warm-up", "0", f"{self._recompiles}"),
             (
                 f"peak memory GB ({report.memory_kind})",
                 f"{tuned.peak_bytes / 1e9:.2f}" if tuned else "",
@@ -119,7 +119,7 @@ class TrainView:
         loss = f"{self._last_losses[-1]:.3f}" if self._last_losses else "-"
         return (
             f"loss {loss}, {self._real_tokens / seconds:,.0f} real tokens/s, "
-            f"effective {self._effective():.2f}, recompiles {_or_unknown(self._recompiles)}"
+            f"effective {self._effective():.2f}, recompiles {self._recompiles}"
         )
 
     def _effective(self) -> float:
@@ -128,7 +128,3 @@ class TrainView:
 
 def _mean(values: list[float]) -> str:
     return f"{sum(values) / len(values):.3f}" if values else "-"
-
-
-def _or_unknown(count: int | None) -> str:
-    return "unknown" if count is None else str(count)

@@ -16,6 +16,7 @@ from tuner.train.graph import num_compiled_graphs, prepare_step, set_level
 from tuner.train.loader import Batch
 from tuner.train.model import Decoder
 from tuner.train.precision import dtypes_of
+from tuner.train.recompiles import RecompileWatch
 from tuner.train.scaling import LossScale
 from tuner.train.step import (
     AccumulateStep,
@@ -35,6 +36,7 @@ class Engine:
     Attributes:
         device: What it runs on.
         loss_scale: Of fp16; None in fp32 and bf16, which need none. An update moves it.
+        recompiles: Through which every Cell is called; knows the compiles that nobody planned.
     """
 
     def __init__(self, config: TrainConfig, device: Device, max_padded_length: int) -> None:
@@ -47,6 +49,7 @@ class Engine:
         """
         self.device = device
         self.loss_scale: LossScale | None = None
+        self.recompiles = RecompileWatch()
         self._config = config
         dtypes = dtypes_of(config.precision)
         model = Decoder(config.model, max_padded_length, config.train.seed, dtypes)
@@ -80,7 +83,7 @@ class Engine:
             factor = self.loss_scale.factor(batch.label_tokens)
             inputs.insert(0, Tensor(factor, ms.float32))
         # asnumpy waits for the result, and with it for the whole graph.
-        return float(self._step(*inputs).asnumpy())
+        return float(self.recompiles.run(self._step, *inputs).asnumpy())
 
     def run_empty_step(self, shape: Shape) -> None:
         """Run a batch without labels: compiles the shape, takes its memory, adds exactly 0."""
@@ -97,11 +100,11 @@ class Engine:
         """
         arguments = update_arguments(self._config.optimizer, learning_rate, update, label_tokens)
         if self._norm is None or self.loss_scale is None:
-            return float(self._update(*arguments).asnumpy())
-        norm = float(self._norm(arguments[0]).asnumpy())
+            return float(self.recompiles.run(self._update, *arguments).asnumpy())
+        norm = float(self.recompiles.run(self._norm, arguments[0]).asnumpy())
         is_finite = math.isfinite(norm)
         if is_finite:
-            self._update(*arguments).asnumpy()
+            self.recompiles.run(self._update, *arguments)
         else:
             self.clear_gradients()
             # So that the compile is in the first call even if that makes no update.

@@ -101,8 +101,7 @@ class Loop:
         self._parts = parts
         self.state = state
         self._total_steps = total_steps(parts.config, steps_per_epoch)
-        self._planned_graphs = parts.engine.num_graphs()
-        self._warned = False
+        parts.engine.recompiles.arm(parts.on_notice)
         self._saved_steps = state.steps
 
     def run(self) -> TrainState:
@@ -131,6 +130,7 @@ class Loop:
 
     def _run_step(self, batch: Batch, wait_s: float, ends_window: bool, num_steps: int) -> None:
         engine = self._parts.engine
+        engine.recompiles.step = self.state.steps + 1
         started = time.perf_counter()
         loss_sum = engine.run_step(batch)
         state = self._state_after(batch, num_steps)
@@ -214,6 +214,7 @@ class Loop:
     ) -> StepRecord:
         size, length = batch.shape
         made = None if update is None or update.is_skipped else update
+        recompiles = self._parts.engine.recompiles
         return StepRecord(
             step=self.state.steps,
             epoch=epoch,
@@ -228,7 +229,8 @@ class Loop:
             updates=self.state.updates,
             grad_norm=made.grad_norm if made else None,
             learning_rate=made.learning_rate if made else None,
-            recompiles=self._recompiles(batch.shape),
+            recompiles=len(recompiles.found),
+            recompile_s=recompiles.seconds,
             memory_bytes=memory_bytes(self._parts.engine.device),
             skipped_updates=self.state.skipped_updates,
             loss_scale=self.state.loss_scale.scale if self.state.loss_scale else None,
@@ -237,18 +239,6 @@ class Loop:
     def _tell(self, record: StepRecord) -> None:
         self._parts.metrics.append(record)
         self._parts.on_step(record)
-
-    def _recompiles(self, shape: Shape) -> int | None:
-        graphs = self._parts.engine.num_graphs()
-        if graphs is None or self._planned_graphs is None:
-            return None
-        recompiles = graphs - self._planned_graphs
-        if recompiles and not self._warned:
-            self._warned = True
-            self._parts.on_notice(
-                f"step {self.state.steps}: unplanned compile at B={shape[0]} L={shape[1]}"
-            )
-        return recompiles
 
     def _save(self) -> None:
         if self.state.steps == self._saved_steps:

@@ -33,10 +33,11 @@ class StepRecord:
         updates: Optimizer updates done.
         grad_norm: Global norm before clipping, of the update made in this step; None if none was.
         learning_rate: Of that update; None if none was made.
-        recompiles: Graphs compiled after warm-up so far; None where MindSpore does not tell.
+        recompiles: Compiles so far that no warm-up planned.
         memory_bytes: Memory of the process.
         skipped_updates: Updates of fp16 so far whose gradients overflowed.
         loss_scale: Of fp16, for the next step; None in fp32 and bf16.
+        recompile_s: Seconds of those compiles.
     """
 
     step: int
@@ -52,10 +53,11 @@ class StepRecord:
     updates: int
     grad_norm: float | None
     learning_rate: float | None
-    recompiles: int | None
+    recompiles: int
     memory_bytes: int
     skipped_updates: int = 0
     loss_scale: float | None = None
+    recompile_s: float = 0.0
 
 
 class MetricsFile:
