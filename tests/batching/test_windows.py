@@ -102,6 +102,25 @@ def test_without_a_number_every_step_updates():
     assert update_after_step(np.array([1, 2, 3]), None).tolist() == [True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "per_update", "windows"),
+    [
+        (10, 4, [4, 4, 2]),
+        (8, 4, [4, 4]),
+        (3, 4, [3]),
+        (1, 1, [1]),
+        (5, 1, [1] * 5),
+        (7, 6, [6, 1]),
+    ],
+)
+def test_windows_of_so_many_steps_whatever_they_hold(num_steps, per_update, windows):
+    """The last of an epoch has what is left, and is an update of its own."""
+    rng = np.random.default_rng(num_steps)
+    ends = update_after_step(rng.integers(1, 10_000, num_steps), None, per_update)
+    places = np.flatnonzero(ends) + 1
+    assert np.diff(places, prepend=0).tolist() == windows
+
+
 def test_no_step_no_window():
     assert update_after_step(np.array([], dtype=np.int64), 5).tolist() == []
     assert update_after_step(np.array([], dtype=np.int64), None).tolist() == []

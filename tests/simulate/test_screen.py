@@ -29,8 +29,9 @@ def screen_of(tokens):
     return Screen(LengthHistogram.from_tokens(np.array(tokens)))
 
 
-def with_update(config, tokens_per_update):
-    train = config.train.model_copy(update={"tokens_per_update": tokens_per_update})
+def with_update(config, tokens_per_update, steps_per_update=1):
+    update = {"tokens_per_update": tokens_per_update, "steps_per_update": steps_per_update}
+    train = config.train.model_copy(update=update)
     return config.model_copy(update={"train": train})
 
 
@@ -77,6 +78,18 @@ def test_updates_are_an_upper_bound_that_is_met_if_no_step_is_larger(strategy, d
     assert counted <= screened
     if tokens_per_update is None or plan.real_tokens.max() <= tokens_per_update:
         assert counted == screened
+
+
+@pytest.mark.parametrize("strategy", sorted(SCREENS))
+@given(data=st.data())
+def test_updates_of_so_many_steps_are_exact(strategy, data):
+    case = data.draw(plan_cases(strategy))
+    steps_per_update = data.draw(st.integers(1, 9))
+    config = with_update(case.config, None, steps_per_update)
+    plan = plan_batches(case.lengths, config, world_size=case.world_size)
+    counted = count_plan(plan, None, steps_per_update).num_updates
+    screened = screen_of(case.tokens).plan(config, case.world_size)
+    assert screened.num_updates == counted == -(-plan.num_steps // steps_per_update)
 
 
 @given(plan_cases("dynamic"))

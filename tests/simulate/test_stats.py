@@ -36,10 +36,10 @@ def correlation_slowly(values):
     return together / math.sqrt(spread_before * spread_after)
 
 
-def updates_slowly(real_tokens, tokens_per_update):
+def updates_slowly(real_tokens, tokens_per_update, steps_per_update):
     """Steps that are nearest to a milestone of the running total, and the last one."""
     if tokens_per_update is None:
-        return len(real_tokens)
+        return math.ceil(Fraction(len(real_tokens), steps_per_update))
     running = list(itertools.accumulate(real_tokens))
     num_updates = math.floor(Fraction(running[-1], tokens_per_update) + Fraction(1, 2))
     ends = {len(running) - 1}
@@ -73,7 +73,8 @@ def test_statistics_equal_a_slow_recount(strategy, data):
     case = data.draw(plan_cases(strategy))
     tokens_per_update = data.draw(st.none() | st.integers(1, 3000))
     plan = plan_batches(case.lengths, case.config, world_size=case.world_size)
-    stats = count_plan(plan, tokens_per_update)
+    steps_per_update = data.draw(st.integers(1, 9))
+    stats = count_plan(plan, tokens_per_update, steps_per_update)
     tokens_of_row = admit_slowly(case.tokens, case.config).tokens_of_row
     ranks = [list(plan.steps_of_rank(rank)) for rank in range(case.world_size)]
     batches = [batch for steps in ranks for batch in steps]
@@ -94,7 +95,7 @@ def test_statistics_equal_a_slow_recount(strategy, data):
         real_by_shape[step.shape] += real_tokens
     assert stats.real_tokens_of_shape == real_by_shape
     assert stats.num_shapes == len(seen)
-    assert stats.num_updates == updates_slowly(real_by_step, tokens_per_update)
+    assert stats.num_updates == updates_slowly(real_by_step, tokens_per_update, steps_per_update)
     assert stats.effective_token_fraction == sum(tokens_of_row.values()) / padded_tokens
     assert stats.padding_fraction == pytest.approx(1 - stats.effective_token_fraction)
     assert 0 <= stats.padding_fraction < 1

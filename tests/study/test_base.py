@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from strategies import make_config, make_lengths
 
 from tuner.data.mindrecord import MindRecordSet, MindRecordWriter, RowSchema, open_mindrecord
 from tuner.errors import BadInputError
-from tuner.study.base import check_base, describe_fitted, fitted_base
+from tuner.study.base import check_base, describe_fitted, fitted_base, in_tokens_per_update
 
 ONE_COLUMN = RowSchema(columns={"tokens": {"type": "int32", "shape": [-1]}})
 
@@ -64,3 +65,19 @@ def test_ids_outside_a_smaller_vocabulary_are_refused(tmp_path):
     with pytest.raises(BadInputError, match="row 0") as caught:
         check_base(dataset, fitted_base(dataset, "x", overrides))
     assert "20" in caught.value.problem
+
+
+def test_updates_counted_in_steps_become_the_tokens_that_these_hold():
+    """10 rows of 6 tokens, one a batch: windows of 4, 4 and 2 steps hold 60 / 3 tokens."""
+    batching = {"batching.strategy": "fixed", "batching.samples_per_batch": 1,
+                "batching.tokens_per_batch": None}  # fmt: skip
+    base = make_config({**batching, "train.steps_per_update": 4})
+    converted = in_tokens_per_update(base, make_lengths([6] * 10))
+    assert (converted.train.tokens_per_update, converted.train.steps_per_update) == (20, 1)
+    assert converted.batching == base.batching
+
+
+def test_updates_counted_in_tokens_or_single_steps_stay_as_they_are():
+    for overrides in ({}, {"train.tokens_per_update": 7}):
+        base = make_config(overrides)
+        assert in_tokens_per_update(base, make_lengths([6] * 10)) is base

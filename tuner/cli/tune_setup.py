@@ -17,7 +17,13 @@ from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_column
 from tuner.errors import BadInputError
 from tuner.report.study import StudyContext
 from tuner.simulate.cost_file import CostFile, GivenModels, given_models, read_cost_file
-from tuner.study.base import TunedData, check_base, describe_fitted, fitted_base
+from tuner.study.base import (
+    TunedData,
+    check_base,
+    describe_fitted,
+    fitted_base,
+    in_tokens_per_update,
+)
 from tuner.study.setup import StudySetup, cost_identity
 from tuner.study.space import fit_to_device, load_space
 from tuner.trial.folder import StudyFolder
@@ -54,6 +60,7 @@ def set_up_study(
         base, dataset = _open_base(options, notice)
         check_base(dataset, base)
         data = _tuned_data(dataset, base, folder)
+        base = _with_update_size(base, data, notice)
     file = read_cost_file(options.cost_model) if options.cost_model else None
     models = _given_models(file, base, options.cost_model)
     if options.dry_run:
@@ -142,6 +149,17 @@ def _tuned_data(dataset: MindRecordSet, base: TrainConfig, folder: StudyFolder) 
     lengths = scan_lengths(dataset, base.data.input_column, cache=folder.path)
     admitted = admit_rows(lengths.tokens, base.data, base.data.max_length)
     return TunedData(dataset=dataset, lengths=lengths, longest=int(admitted.tokens.max()))
+
+
+def _with_update_size(base: TrainConfig, data: TunedData, notice: Notice) -> TrainConfig:
+    converted = in_tokens_per_update(base, data.lengths)
+    if converted != base:
+        notice(
+            f"train.steps_per_update {base.train.steps_per_update} of the config is "
+            f"{converted.train.tokens_per_update:,} real tokens an update on its own batches; "
+            "every candidate gathers as many (train.tokens_per_update)"
+        )
+    return converted
 
 
 def study_context(setup: StudySetup, notes: tuple[str, ...], command: str) -> StudyContext:

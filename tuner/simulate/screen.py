@@ -25,7 +25,7 @@ from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.grouping import bucket_batch_size, spread_rows
 from tuner.batching.packed import pack_counts, packed_lengths
 from tuner.batching.plan import length_limit
-from tuner.config.schema import BatchingConfig, TrainConfig
+from tuner.config.schema import BatchingConfig, LoopConfig, TrainConfig
 from tuner.simulate.histogram import IntArray, LengthHistogram
 from tuner.simulate.stats import EpochFigures
 from tuner.simulate.waste import chance_at_most
@@ -184,7 +184,8 @@ class Screen:
         """What `count_plan` would say of the plan of this config, or its expectation.
 
         Args:
-            config: Sections `data` (limit, overflow) and `batching`, and train.tokens_per_update.
+            config: Sections `data` (limit, overflow) and `batching`, and of `train` what
+                an update is.
             world_size: Ranks, >= 1.
 
         Raises:
@@ -248,7 +249,7 @@ def _sum_up(
     padded_tokens = (steps.num_steps * steps.batch_sizes * steps.padded_lengths).sum() * world_size
     return ScreenedPlan(
         num_steps=num_steps,
-        num_updates=_max_updates(num_steps, rows.total_tokens, config.train.tokens_per_update),
+        num_updates=_max_updates(num_steps, rows.total_tokens, config.train),
         real_tokens=rows.total_tokens,
         padded_tokens=padded_tokens.item(),
         shape_counts=dict(zip(shapes, steps.num_steps.tolist(), strict=True)),
@@ -258,8 +259,9 @@ def _sum_up(
     )
 
 
-def _max_updates(num_steps: int, real_tokens: int, tokens_per_update: int | None) -> int:
+def _max_updates(num_steps: int, real_tokens: int, train: LoopConfig) -> int:
     """The rounded number of windows in an epoch, of which each needs a step to end with."""
+    tokens_per_update = train.tokens_per_update
     if tokens_per_update is None:
-        return num_steps
+        return -(-num_steps // train.steps_per_update)
     return min(num_steps, max(1, (2 * real_tokens + tokens_per_update) // (2 * tokens_per_update)))

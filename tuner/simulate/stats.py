@@ -63,17 +63,21 @@ class PlanStats(EpochFigures):
         return sum(count > 0 for count in self.shape_counts.values())
 
 
-def count_plan(plan: BatchPlan, tokens_per_update: int | None) -> PlanStats:
+def count_plan(
+    plan: BatchPlan, tokens_per_update: int | None, steps_per_update: int = 1
+) -> PlanStats:
     """Count a plan.
 
     Args:
         plan: One epoch.
-        tokens_per_update: Real tokens of an update, on average; None: one update a step.
+        tokens_per_update: Real tokens of an update, on average; None: steps are counted.
+        steps_per_update: Steps of an update then, >= 1.
     """
+    ends_window = update_after_step(plan.real_tokens, tokens_per_update, steps_per_update)
     slots = plan.batch_sizes * plan.world_size
     return PlanStats(
         num_steps=plan.num_steps,
-        num_updates=int(update_after_step(plan.real_tokens, tokens_per_update).sum()),
+        num_updates=int(ends_window.sum()),
         real_tokens=int(plan.real_tokens.sum()),
         padded_tokens=int((slots * plan.padded_lengths).sum()),
         shape_counts=plan.shape_counts(),

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.batching.plan import plan_batches, resolve_boundaries
 from tuner.config.override import override_config
 from tuner.config.schema import DataConfig, LoopConfig, ModelConfig, TrainConfig
 from tuner.data.content import check_content
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import MindRecordSet
+from tuner.simulate.stats import count_plan
 
 PLANNED_EPOCHS = 3
 VOCABULARY_MULTIPLE = 8
@@ -85,6 +87,32 @@ def check_base(dataset: MindRecordSet, config: TrainConfig) -> None:
         config.data.label_column,
         config.model.vocab_size,
         limit_rows=CHECKED_ROWS,
+    )
+
+
+def in_tokens_per_update(base: TrainConfig, lengths: Lengths) -> TrainConfig:
+    """The base with the size of its updates in real tokens, as every candidate shall train them.
+
+    So many steps of one candidate hold other tokens than of another. What the base's own batches
+    hold on average in an update is what all of them gather; a base without several steps an
+    update is left as it is.
+
+    Raises:
+        BadInputError: the base's own batches cannot be planned.
+    """
+    steps_per_update = base.train.steps_per_update
+    if steps_per_update == 1:
+        return base
+    stats = count_plan(
+        plan_batches(lengths, resolve_boundaries(lengths, base)), None, steps_per_update
+    )
+    return override_config(
+        base,
+        {
+            "train.tokens_per_update": max(1, round(stats.real_tokens / stats.num_updates)),
+            "train.steps_per_update": 1,
+        },
+        source="train.steps_per_update",
     )
 
 

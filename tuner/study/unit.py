@@ -118,7 +118,7 @@ def plan_unit(
         config=config,
         key=CostKey.of(config, device),
         baseline=baseline,
-        figures=count_plan(plan, config.train.tokens_per_update),
+        figures=count_plan(plan, config.train.tokens_per_update, config.train.steps_per_update),
         planned_shapes=plan.shapes,
     )
     reason = why_not_run(setup, config, plan.shapes, book)
