@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from strategies import make_lengths
 
 from tuner.batching.rows import EMPTY, OVER_LONG, admit_rows
 from tuner.config.schema import DataConfig
@@ -13,7 +14,8 @@ TOKENS = np.array([5, 0, 12, 10, 11, 0, 1], dtype=np.int32)
 
 
 def admit(overflow, limit, tokens=TOKENS):
-    return admit_rows(tokens, DataConfig(path="d.mindrecord", overflow=overflow), limit)
+    data = DataConfig(path="d.mindrecord", overflow=overflow)
+    return admit_rows(make_lengths(tokens), data, limit)
 
 
 def test_truncate_cuts_to_the_limit_and_counts():

@@ -52,7 +52,7 @@ def limit_seconds(tuned: Tuned) -> float:
     winner = tuned.result.best
     assert winner is not None
     config = winner.outcome.config
-    lengths = admit_rows(tuned.setup.data.lengths.tokens, config.data, config.data.max_length)
+    lengths = admit_rows(tuned.setup.data.lengths, config.data, config.data.max_length)
     static = CostKey(
         device="CPU", graph_mode="static", jit_level="O0", precision="fp32", rows="single"
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import lengths, make_config
+from strategies import lengths, make_config, make_lengths
 
 from tuner.batching.rows import admit_rows
 from tuner.errors import BadInputError
@@ -42,7 +42,7 @@ def test_sums_up_to_a_length_include_it(tokens, ends):
 def test_admits_what_the_plan_admits(tokens, limit, overflow):
     data = data_of(overflow)
     try:
-        expected = admit_rows(np.array(tokens), data, limit)
+        expected = admit_rows(make_lengths(tokens), data, limit)
     except BadInputError as error:
         with pytest.raises(BadInputError) as refused:
             histogram_of(tokens).admit(data, limit)

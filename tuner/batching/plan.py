@@ -206,7 +206,7 @@ def length_limit(config: TrainConfig) -> int | None:
 
 
 def _admit(lengths: Lengths, config: TrainConfig) -> AdmittedRows:
-    return admit_rows(lengths.tokens, config.data, length_limit(config))
+    return admit_rows(lengths, config.data, length_limit(config))
 
 
 def _in_order(

@@ -1,7 +1,8 @@
 """Which rows take part in a plan, and how long they are there.
 
 Empty rows are left out. Rows over the limit are cut to it, left out or refused, by the overflow
-rule. Nothing vanishes silently: every row left out is counted under its reason.
+rule. Rows of another part of a split, as those held out for evaluation, are no matter of the plan.
+Nothing vanishes silently: every row left out is counted under its reason.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.config.schema import DataConfig
+from tuner.data.lengths import Lengths
 from tuner.errors import BadInputError
 
 EMPTY = "empty"
@@ -28,7 +30,8 @@ class AdmittedRows:
         row_indices: int64 [M], rows of the data set, rising.
         tokens: int64 [M], length of each in tokens after truncation, >= 1.
         num_truncated: Rows of these that were cut.
-        dropped: Reason -> number of rows left out; reasons `empty` and `over_long`.
+        dropped: Reason -> number of rows left out; reasons `empty` and `over_long`, and of a split
+            that of the other part.
     """
 
     row_indices: NDArray[np.int64]
@@ -37,36 +40,39 @@ class AdmittedRows:
     dropped: Mapping[str, int]
 
 
-def admit_rows(
-    tokens: NDArray[np.integer[Any]], data: DataConfig, limit: int | None
-) -> AdmittedRows:
+def admit_rows(lengths: Lengths, data: DataConfig, limit: int | None) -> AdmittedRows:
     """Apply the overflow rule.
 
     Args:
-        tokens: int [N], length of every row of the set in tokens, >= 0.
+        lengths: Of every row of the set.
         data: Gives the overflow rule.
         limit: Longest admitted length in tokens, inclusive; None: no limit.
 
     Raises:
         BadInputError: a row is over the limit and the rule is `error`, or no row is left.
     """
-    over = np.zeros(len(tokens), dtype=bool) if limit is None else tokens > limit
+    tokens = lengths.tokens
+    is_own = np.ones(len(tokens), dtype=bool)
+    split: dict[str, int] = {}
+    if lengths.is_left_out is not None:
+        is_own = ~lengths.is_left_out
+        split[lengths.left_out_as] = len(tokens) - int(is_own.sum())
+    empty = is_own & (tokens == 0)
+    over = np.zeros(len(tokens), dtype=bool) if limit is None else is_own & (tokens > limit)
     if data.overflow == "error" and over.any():
         _refuse_over_long(tokens, over, limit)
-    empty = tokens == 0
     leave_out = empty | over if data.overflow == "drop" else empty
-    kept = np.flatnonzero(~leave_out)
+    kept = np.flatnonzero(is_own & ~leave_out)
+    num_empty, num_over = int(empty.sum()), int(over.sum())
     if not len(kept):
-        raise no_row_left(data, len(tokens), int(empty.sum()), int(over.sum()), limit)
-    lengths = tokens[kept].astype(np.int64)
+        raise no_row_left(data, int(is_own.sum()), num_empty, num_over, limit)
+    kept_tokens = tokens[kept].astype(np.int64)
+    is_dropping = data.overflow == "drop"
     return AdmittedRows(
         row_indices=kept,
-        tokens=lengths if limit is None else np.minimum(lengths, limit),
-        num_truncated=0 if data.overflow == "drop" else int(over.sum()),
-        dropped={
-            EMPTY: int(empty.sum()),
-            OVER_LONG: int(over.sum()) if data.overflow == "drop" else 0,
-        },
+        tokens=kept_tokens if limit is None else np.minimum(kept_tokens, limit),
+        num_truncated=0 if is_dropping else num_over,
+        dropped={EMPTY: num_empty, OVER_LONG: num_over if is_dropping else 0, **split},
     )
 
 

@@ -12,6 +12,7 @@ from tuner.cli.entry import end_at_once
 from tuner.config.codec import load_config
 from tuner.config.override import override_config, parse_assignments
 from tuner.config.schema import TrainConfig
+from tuner.data.held_out import HELD_OUT, training_part
 from tuner.data.lengths import scan_lengths
 from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
 from tuner.errors import BadInputError
@@ -59,7 +60,7 @@ def set_up_study(
     with end_at_once("varseq-tune"):
         base, dataset = _open_base(options, notice)
         check_base(dataset, base)
-        data = _tuned_data(dataset, base, folder)
+        data = _tuned_data(dataset, base, folder, notice)
         base = _with_update_size(base, data, notice)
     file = read_cost_file(options.cost_model) if options.cost_model else None
     models = _given_models(file, base, options.cost_model)
@@ -69,11 +70,7 @@ def set_up_study(
     else:
         installation = runner.probe(base.device)
         notice(f"trials run on {installation.device}")
-    if options.jobs > 1 and installation.device == "CPU":
-        notice(
-            f"--jobs {options.jobs} on CPU: trials share its cores and disturb each other's "
-            "timings; use it to try things, not for figures"
-        )
+    _warn_of_shared_cores(options.jobs, installation, notice)
     fitted_space, left_out = fit_to_device(space, installation.device)
     for sentence in left_out:
         notice(sentence)
@@ -95,6 +92,14 @@ def set_up_study(
         seed=options.seed,
         models=models,
     )
+
+
+def _warn_of_shared_cores(jobs: int, installation: Installation, notice: Notice) -> None:
+    if jobs > 1 and installation.device == "CPU":
+        notice(
+            f"--jobs {jobs} on CPU: trials share its cores and disturb each other's "
+            "timings; use it to try things, not for figures"
+        )
 
 
 def _given_models(file: CostFile | None, base: TrainConfig, path: str) -> GivenModels:
@@ -135,6 +140,9 @@ def _open_base(options: argparse.Namespace, notice: Notice) -> tuple[TrainConfig
         path = os.path.abspath(options.data or base.data.path)
         base = override_config(base, {"data.path": path, "provenance": None}, source="--data")
         dataset = open_mindrecord(path)
+    if base.evaluation is not None and base.evaluation.path is not None:
+        beside = {"evaluation.path": os.path.abspath(base.evaluation.path)}
+        base = override_config(base, beside, source="evaluation")
     if base.train.max_steps is not None:
         notice(
             f"train.max_steps is {base.train.max_steps}; candidates are compared over all "
@@ -143,11 +151,16 @@ def _open_base(options: argparse.Namespace, notice: Notice) -> tuple[TrainConfig
     return base, dataset
 
 
-def _tuned_data(dataset: MindRecordSet, base: TrainConfig, folder: StudyFolder) -> TunedData:
+def _tuned_data(
+    dataset: MindRecordSet, base: TrainConfig, folder: StudyFolder, notice: Notice
+) -> TunedData:
     columns = [base.data.input_column, base.data.label_column]
     require_columns(dataset, [column for column in columns if column is not None])
-    lengths = scan_lengths(dataset, base.data.input_column, cache=folder.path)
-    admitted = admit_rows(lengths.tokens, base.data, base.data.max_length)
+    every_row = scan_lengths(dataset, base.data.input_column, cache=folder.path)
+    lengths = training_part(every_row, base.evaluation)
+    admitted = admit_rows(lengths, base.data, base.data.max_length)
+    if HELD_OUT in admitted.dropped:
+        notice(f"{admitted.dropped[HELD_OUT]} rows are held out for evaluation and not tuned on")
     return TunedData(dataset=dataset, lengths=lengths, longest=int(admitted.tokens.max()))
 
 

@@ -31,6 +31,7 @@ from tuner.data.mindrecord import MindRecordSet, read_index_column, read_rows, r
 from tuner.errors import BadInputError
 
 IntArray = npt.NDArray[np.integer[Any]]
+BoolArray = npt.NDArray[np.bool_]
 
 LENGTH_COLUMN = "length"
 CONTENT_SEED = 0
@@ -55,26 +56,42 @@ class Lengths:
     """Where the lengths were found first."""
     is_from_cache: bool = False
     """Whether this call took them from the cache of an earlier one."""
+    is_left_out: BoolArray | None = None
+    """bool [N], read-only; rows that belong to another part of a split; None: no split."""
+    left_out_as: str = ""
+    """The reason under which these are counted."""
 
     def __post_init__(self) -> None:
         tokens = np.array(self.tokens, np.int32)
         tokens.flags.writeable = False
         object.__setattr__(self, "tokens", tokens)
+        if self.is_left_out is not None:
+            is_left_out = np.array(self.is_left_out, bool)
+            is_left_out.flags.writeable = False
+            object.__setattr__(self, "is_left_out", is_left_out)
 
     @property
     def num_samples(self) -> int:
-        """Number of rows, N."""
+        """Number of rows of the set, N, those of another part included."""
         return len(self.tokens)
 
     @property
+    def own_tokens(self) -> IntArray:
+        """int32 [M]; tokens of the rows of this part: all of them without a split."""
+        if self.is_left_out is None:
+            return self.tokens
+        own: IntArray = self.tokens[~self.is_left_out]
+        return own
+
+    @property
     def total_tokens(self) -> int:
-        """Sum over all rows."""
-        return int(self.tokens.sum(dtype=np.int64))
+        """Sum over the rows of this part."""
+        return int(self.own_tokens.sum(dtype=np.int64))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row; 0 if there is no row."""
-        return int(self.tokens.max(initial=0))
+        """Tokens of the longest row of this part; 0 if there is no row."""
+        return int(self.own_tokens.max(initial=0))
 
     @property
     def source_text(self) -> str:

@@ -108,7 +108,7 @@ def gather_trials(outcomes: Sequence[NumberedOutcome]) -> tuple[TrialPoint, ...]
 def gather_lengths(best: Outcome, setup: StudySetup) -> LengthFigure:
     """The rows that are batched, with the boundaries of the best config."""
     config = best.config
-    rows = LengthHistogram.from_tokens(setup.data.lengths.tokens)
+    rows = LengthHistogram.from_tokens(setup.data.lengths.own_tokens)
     rows = rows.admit(config.data, length_limit(config))
     edges = _bin_edges(rows)
     counts, _ = np.histogram(rows.lengths, edges, weights=rows.counts)
@@ -122,7 +122,7 @@ def gather_lengths(best: Outcome, setup: StudySetup) -> LengthFigure:
 
 def gather_waste(best: Outcome, setup: StudySetup) -> WasteFigure | Absent:
     """Plans of least padding at the best config's alignment and budget, by number of shapes."""
-    screen = Screen(LengthHistogram.from_tokens(setup.data.lengths.tokens))
+    screen = Screen(LengthHistogram.from_tokens(setup.data.lengths.own_tokens))
     points = []
     try:
         for num_buckets in range(1, _most_shapes(best) + 1):
@@ -236,7 +236,7 @@ def _bucketed(best: Outcome, num_buckets: int) -> TrainConfig:
 
 def _least_time_plans(best: Outcome, setup: StudySetup, costs: KnownCosts) -> list[ScreenedPlan]:
     config = _bucketed(best, 1)
-    histogram = LengthHistogram.from_tokens(setup.data.lengths.tokens)
+    histogram = LengthHistogram.from_tokens(setup.data.lengths.own_tokens)
     rows = histogram.admit(config.data, length_limit(config))
     curve = solve_least_time(
         rows.lengths,

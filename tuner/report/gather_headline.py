@@ -182,7 +182,7 @@ def limit_run_s(result: StudyResult, setup: StudySetup, best: Outcome) -> float:
         ),
         setup.installation.device,
     )
-    tokens = admit_rows(setup.data.lengths.tokens, config.data, length_limit(config)).tokens
+    tokens = admit_rows(setup.data.lengths, config.data, length_limit(config)).tokens
     budget = max(size * length for item in result.outcomes for size, length in item.outcome.shapes)
     cost = result.book.known(key).model.step
     return zero_padding_run_s(np.asarray(tokens), budget, config.train.epochs, cost)

@@ -27,8 +27,8 @@ class TunedData:
 
     Attributes:
         dataset: The opened set.
-        lengths: Of all its rows.
-        longest: Tokens of the longest row after truncation.
+        lengths: Of all its rows, those held out for evaluation left out.
+        longest: Tokens of the longest row of these after truncation.
     """
 
     dataset: MindRecordSet

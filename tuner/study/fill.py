@@ -123,7 +123,7 @@ def _guess(memory: MemoryCost | None) -> Callable[[Shape], float]:
 def _max_batches(setup: StudySetup, unit: Unit) -> list[Shape]:
     """(largest B, L) of each bucket, longest first: its rows, and one update's tokens."""
     ends = np.array(unit.config.batching.boundaries)
-    tokens = setup.data.lengths.tokens
+    tokens = setup.data.lengths.own_tokens
     if unit.config.data.overflow == "truncate":
         tokens = np.minimum(tokens, ends[-1])
     rows = np.bincount(np.searchsorted(ends, tokens), minlength=len(ends))

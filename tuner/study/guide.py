@@ -79,7 +79,7 @@ class Guide:
 
     def __init__(self, setup: StudySetup) -> None:
         self._setup = setup
-        histogram = LengthHistogram.from_tokens(setup.data.lengths.tokens)
+        histogram = LengthHistogram.from_tokens(setup.data.lengths.own_tokens)
         self._screen = Screen(histogram)
         self._rows = histogram.admit(setup.base.data, length_limit(setup.base))
         self._curves: dict[tuple[object, ...], tuple[CostModel, BoundaryCurve]] = {}

@@ -67,6 +67,8 @@ def study_identity(setup: StudySetup) -> dict[str, str]:
     base = to_plain(setup.base)
     # Where the file lies may change; what is in it is the data's fingerprint.
     base["data"]["path"] = ""
+    if base["evaluation"] is not None and base["evaluation"]["path"] is not None:
+        base["evaluation"]["path"] = ""
     return {
         "data": setup.data.dataset.fingerprint[:16],
         "base config": fingerprint(base),

@@ -21,6 +21,7 @@ from tuner.batching.grouping import Shape
 from tuner.batching.plan import BatchPlan, PlannedBatch, plan_batches
 from tuner.config.codec import write_text
 from tuner.config.schema import PrecisionConfig, TrainConfig
+from tuner.data.held_out import training_part
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import open_mindrecord
 from tuner.errors import BadInputError
@@ -178,8 +179,8 @@ def _compare(folder: TrialFolder) -> None:
     spec = parse_json(DeviationSpec, folder.spec.read_text(encoding="utf-8"))
     config = spec.config
     dataset = open_mindrecord(config.data.path)
-    lengths = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
-    plan = plan_batches(lengths, config)
+    every_row = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
+    plan = plan_batches(training_part(every_row, config.evaluation), config)
     batches = list(read_batches(dataset, choose_steps(plan, spec.num_batches), config))
     comparison = _Comparison(spec, batches, max(length for _, length in plan.shapes))
     with folder.measured.open("a", encoding="utf-8") as file:

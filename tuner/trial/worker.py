@@ -18,6 +18,7 @@ import numpy as np
 from tuner.batching.plan import plan_batches
 from tuner.config.codec import write_text
 from tuner.config.schema import DataConfig, ModelConfig, TrainConfig
+from tuner.data.held_out import training_part
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import open_mindrecord
 from tuner.errors import BadInputError
@@ -96,8 +97,8 @@ def _measure(folder: TrialFolder) -> TrialResult:
     spec = parse_json(TrialSpec, folder.spec.read_text(encoding="utf-8"))
     config = spec.config
     dataset = open_mindrecord(config.data.path)
-    lengths = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
-    plan = plan_batches(lengths, config)
+    every_row = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
+    plan = plan_batches(training_part(every_row, config.evaluation), config)
     batches = read_one_batch_each(dataset, plan, spec.shapes, config)
     device = open_device(config, spec.device_id)
     engine = Engine(config, device, max(length for _, length in (*plan.shapes, *spec.shapes)))
