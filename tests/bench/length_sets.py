@@ -44,17 +44,24 @@ def azure_tokens() -> IntArray:
 @cache
 def mix_tokens() -> IntArray:
     """10,162 rows of chat, pairs, instructions and documents, cut to 512 GPT-2 tokens."""
-    data = shared_data()
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "mix.mindrecord"
+        file = write_mix(Path(folder) / "mix.mindrecord", MIX_LONGEST_TOKENS)
+        return scan_lengths(open_mindrecord(str(file))).tokens.astype(np.int64)
+
+
+def write_mix(file: Path, max_length: int, vocab_limit: int | None = None) -> Path:
+    """Those rows in GPT-2 tokens as a MindRecord file, if it is not there yet."""
+    if not file.exists():
+        data = shared_data()
         options = PrepareOptions(
             inputs=tuple(str(data / f"{part}.jsonl.gz") for part in MIX_PARTS),
-            out=out,
+            out=file,
             tokenizer=str(data / "tokenizers" / "gpt2-bpe" / "tokenizer.json"),
-            max_length=MIX_LONGEST_TOKENS,
+            max_length=max_length,
+            vocab_limit=vocab_limit,
         )
         prepare(options, lambda *_: None)
-        return scan_lengths(open_mindrecord(str(out))).tokens.astype(np.int64)
+    return file
 
 
 def shared_data() -> Path:

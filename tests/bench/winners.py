@@ -13,13 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from length_sets import MIX_PARTS, shared_data
+from length_sets import write_mix
 
 from tuner.cli.tune import parse_options
 from tuner.cli.tune_setup import set_up_study
 from tuner.config.codec import format_config, write_text
 from tuner.config.schema import TrainConfig
-from tuner.data.prepare import PrepareOptions, prepare
 from tuner.study.result import StudyResult
 from tuner.study.run import run_study
 from tuner.study.setup import StudySetup
@@ -44,17 +43,7 @@ class Tuned:
 @cache
 def tune_mix(folder: Path, max_length: int, trials: int, rounds: int) -> Tuned:
     """Tune the mix cut to a length: two layers, width 128, three planned epochs."""
-    data = folder / f"mix{max_length}.mindrecord"
-    if not data.exists():
-        source = shared_data()
-        options = PrepareOptions(
-            inputs=tuple(str(source / f"{part}.jsonl.gz") for part in MIX_PARTS),
-            out=data,
-            tokenizer=str(source / "tokenizers" / "gpt2-bpe" / "tokenizer.json"),
-            max_length=max_length,
-            vocab_limit=VOCABULARY,
-        )
-        prepare(options, lambda *_: None)
+    data = write_mix(folder / f"mix{max_length}.mindrecord", max_length, VOCABULARY)
     arguments = [
         "--data", str(data), "--out", str(folder / f"results{max_length}"),
         "--trials", str(trials), "--confirm", str(rounds),
