@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tuner.config.hf_config import fill_model_section
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
 
@@ -82,9 +83,12 @@ def parse_model(model: type[Model], content: Mapping[str, Any], *, source: str) 
         source: File or option that it came from; starts the error line.
 
     Raises:
-        BadInputError: a field is unknown, missing or out of its range.
+        BadInputError: a field is unknown, missing or out of its range; or the folder of
+            model.source, which gives the sizes that a config leaves out, cannot be read.
     """
     try:
+        if model is TrainConfig:
+            content = fill_model_section(content)
         return model.model_validate(_tuples(content))
     except ValidationError as error:
         raise _sentence(model, error, source) from None
