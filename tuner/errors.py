@@ -8,6 +8,12 @@ from __future__ import annotations
 
 EXIT_BAD_INPUT = 2
 
+OUT_OF_MEMORY_TEXT = (
+    r"MemoryError|bad_alloc|out of memory|[Mm]alloc.*fail|[Aa]lloc\w* .*memory.*fail"
+    r"|[Mm]emory not enough|Unable to allocate"
+)
+"""What allocators say when they fail: NumPy and Python, C++, MindSpore on CPU and on Ascend."""
+
 
 class BadInputError(Exception):
     """Something the user gave is wrong: names what, where, and the way out, in one line.

@@ -6,9 +6,11 @@ resident set of the process; on Ascend it is the device memory pool.
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -100,6 +102,15 @@ def installed_versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def cann_version() -> str:
+    """Version of CANN, the software below MindSpore on Ascend; empty without it."""
+    home = os.environ.get("ASCEND_HOME_PATH", "")
+    file = Path(home) / "compiler" / "version.info"
+    if not home or not file.is_file():
+        return ""
+    return file.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def _choose(wanted: str) -> str:

@@ -5,6 +5,10 @@ Private names of MindSpore are used here and in `device.py` only, and guarded.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import mindspore as ms
 from mindspore import Symbol, Tensor, nn
 
@@ -46,7 +50,28 @@ def run_op_by_op() -> None:
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
+@contextlib.contextmanager
+def op_by_op() -> Iterator[None]:
+    """Run Cells without graphs inside the block, and then again as before."""
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    try:
+        yield
+    finally:
+        ms.set_context(mode=before)
+
+
 def num_compiled_graphs(cell: nn.Cell) -> int | None:
     """Graphs compiled for a top Cell so far; None where this MindSpore does not show it."""
     compiled = getattr(cell, "compile_cache", None)
     return len(compiled) if isinstance(compiled, (set, dict, list)) else None
+
+
+def has_compiled_anything() -> bool | None:
+    """Whether this process holds any compiled graph; None where MindSpore does not show it."""
+    api = getattr(getattr(ms, "graph", None), "api", None) or getattr(ms.common, "api", None)
+    functions: Any = getattr(api, "ms_compile_cache", None)
+    cells: Any = getattr(api, "cells_compile_cache", None)
+    if not isinstance(functions, (set, dict)) or not isinstance(cells, dict):
+        return None
+    return bool(functions) or any(cells.values())

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import psutil
 
-from tuner.errors import BadInputError
+from tuner.errors import OUT_OF_MEMORY_TEXT, BadInputError
 from tuner.simulate.measurement import ShapeMeasurement
 from tuner.trial.deviation import DeviationResult, DeviationSpec, read_deviation_result
 from tuner.trial.folder import TrialFolder
@@ -48,11 +48,6 @@ PARENT_VARIABLE = "VARSEQ_TUNER_PID"
 # growth in time, seldom enough not to disturb the timings. The end of a trial is seen sooner.
 POLL_S = 0.2
 PROBE_LIMIT_S = 120.0
-# What allocators say when they fail: NumPy and Python, C++, MindSpore on CPU and on Ascend.
-OUT_OF_MEMORY_TEXT = re.compile(
-    r"MemoryError|bad_alloc|out of memory|[Mm]alloc.*fail|[Aa]lloc\w* .*memory.*fail"
-    r"|[Mm]emory not enough|Unable to allocate",
-)
 
 
 OnMeasured = Callable[[tuple[ShapeMeasurement, ...]], bool]
@@ -327,7 +322,7 @@ def _cause_of_death(watched: _Watched, folder: TrialFolder, spec: Limits) -> tup
         limit_gb = spec.memory_limit_bytes / 1e9
         return "oom", f"{watched.peak_bytes / 1e9:.2f} GB, over the limit of {limit_gb:.2f} GB"
     text = folder.stderr.read_text(encoding="utf-8", errors="replace")[-20_000:]
-    about_memory = [line for line in text.splitlines() if OUT_OF_MEMORY_TEXT.search(line)]
+    about_memory = [line for line in text.splitlines() if re.search(OUT_OF_MEMORY_TEXT, line)]
     if about_memory:
         return "oom", _last_line(about_memory[-1])
     if watched.return_code < 0:

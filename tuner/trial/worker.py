@@ -7,6 +7,7 @@ Reads spec.json, writes measured.jsonl as it goes and result.json at the end. Wh
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from tuner.config.schema import DataConfig, ModelConfig, TrainConfig
 from tuner.data.held_out import training_part
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import open_mindrecord
-from tuner.errors import BadInputError
+from tuner.errors import OUT_OF_MEMORY_TEXT, BadInputError
 from tuner.simulate.measurement import ShapeMeasurement
 from tuner.train.device import installed_versions, memory_bytes, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
@@ -41,7 +42,7 @@ from tuner.trial.record import (
     parse_json,
     to_json,
 )
-from tuner.trial.runner import OUT_OF_MEMORY_TEXT, PARENT_VARIABLE
+from tuner.trial.runner import PARENT_VARIABLE
 
 
 def main(arguments: list[str]) -> int:
@@ -89,7 +90,7 @@ def failure_of(error: Exception) -> tuple[Status, str]:
     traceback.print_exc()
     text = f"{type(error).__name__}: {error}"
     first_line = next(line for line in text.splitlines() if line.strip())[:300]
-    is_memory = isinstance(error, MemoryError) or OUT_OF_MEMORY_TEXT.search(text)
+    is_memory = isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY_TEXT, text)
     return "oom" if is_memory else "crashed", first_line
 
 
