@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import mindspore as ms
 import numpy as np
 import pytest
+from checkpoint_case import parameter_bytes
 from strategies import make_config
 from tiny_model import TINY_MODEL, random_batch
 
@@ -116,9 +116,7 @@ def train(folder, out, steps, *more):
     sets = [word for setting in settings for word in ("--set", setting)]
     assert main(["--config", str(folder / "config.yaml"), *sets, *more]) == 0
     lines = (folder / out / "metrics.jsonl").read_text().splitlines()
-    final = folder / out / "checkpoints" / f"step_{steps:08d}" / "parameters.ckpt"
-    loaded = ms.load_checkpoint(str(final), crc_check=True)
-    weights = {name: parameter.asnumpy().tobytes() for name, parameter in loaded.items()}
+    weights = parameter_bytes(folder / out, steps)
     keys = ("step", "loss", "updates", "skipped_updates", "grad_norm", "loss_scale")
     return [tuple(json.loads(line)[key] for key in keys) for line in lines], weights
 

@@ -33,7 +33,8 @@ def update_after_step(
     if not len(real_tokens):
         return np.ones(0, dtype=bool)
     if tokens_per_update is None:
-        ends = np.arange(1, len(real_tokens) + 1) % steps_per_update == 0
+        ends = np.zeros(len(real_tokens), dtype=bool)
+        ends[steps_per_update - 1 :: steps_per_update] = True
         ends[-1] = True
         return ends
     # Whole numbers, so that every machine agrees. Step i is nearest to the milestones between the

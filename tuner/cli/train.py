@@ -73,6 +73,9 @@ def _run(config: TrainConfig, stop: StopRequest, *, resume: bool) -> int:
         except StoppedError:
             print(f"{COMMAND}: stopped before the first step; nothing to save", file=sys.stderr)
             return 128 + (stop.signal_number or signal.SIGTERM)
+    if report.was_complete:
+        print(f"nothing left to do: all {report.planned_steps} steps are done")
+        return 0
     print(view.final_table(config, report))
     if stop.signal_number is not None and not report.is_complete:
         print(

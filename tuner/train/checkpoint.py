@@ -1,98 +1,85 @@
 """Checkpoints: a new folder, verified by reading it back, then a pointer swapped.
 
-MindSpore removes an existing file before it writes the new one, so nothing is ever overwritten
-here. A checkpoint is `step_00000500/` with `parameters.ckpt` (CRC checked) and `state.json`; the
-file `latest` names the newest whole one.
+A checkpoint is `step_00000500/` with `parameters.safetensors` and `state.json`, which knows the
+checksum of both. It is written beside, brought to the disk, read back and renamed; nothing that is
+whole is ever overwritten. The file `latest` names the checkpoint that a run goes on from, and is
+swapped last, so it only ever names a whole one. Where it is gone or names none that can be read,
+the newest whole one is taken, and that is said.
+
+One process writes a folder at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mindspore as ms
-from mindspore import Parameter
+import numpy as np
+from mindspore import Parameter, Tensor
+from numpy.typing import NDArray
 
 from tuner.config.codec import write_text
 from tuner.errors import BadInputError
-from tuner.train.scaling import LossScale
+from tuner.train.state import SavedState, TrainState, format_saved, parse_saved
+from tuner.train.tensor_file import file_sha256, read_tensors, sync_folder, write_tensors
 
-PARAMETERS_FILE = "parameters.ckpt"
+PARAMETERS_FILE = "parameters.safetensors"
 STATE_FILE = "state.json"
 POINTER_FILE = "latest"
 UNFINISHED_PREFIX = ".unfinished_"
 
+UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+"""What reading a damaged checkpoint may raise."""
 
-@dataclass(frozen=True, kw_only=True)
-class BestEvaluation:
-    """The lowest loss of an evaluation so far.
-
-    Attributes:
-        loss: Mean over the evaluated labels.
-        steps: Steps that were done then.
-    """
-
-    loss: float
-    steps: int
+Notice = Callable[[str], None]
+Snapshot = Mapping[str, NDArray[Any]]
+"""Copies of parameters in host memory, by name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainState:
-    """Where a run stands; with the parameters it is everything that resuming needs.
-
-    Attributes:
-        epoch: Epoch of the next step.
-        step_in_epoch: Steps of that epoch done.
-        steps: Steps done in all.
-        updates: Optimizer updates done.
-        skipped_updates: Updates of fp16 left out because their gradients overflowed.
-        loss_scale: Of fp16; None in fp32 and bf16.
-        window_label_tokens: Labels in the gradient buffers.
-        real_tokens: Tokens of rows so far.
-        padded_tokens: Padded tokens so far.
-        evaluated_steps: Steps done at the last evaluation; 0 before the first.
-        best: The lowest evaluation so far; None before the first.
-        config_fingerprint: Of everything that decides the course of training.
-        data_fingerprint: Of the MindRecord set.
-        shapes: The shape record: planned (B, L) in warm-up order.
-    """
-
-    epoch: int = 0
-    step_in_epoch: int = 0
-    steps: int = 0
-    updates: int = 0
-    skipped_updates: int = 0
-    loss_scale: LossScale | None = None
-    window_label_tokens: int = 0
-    real_tokens: int = 0
-    padded_tokens: int = 0
-    evaluated_steps: int = 0
-    best: BestEvaluation | None = None
-    config_fingerprint: str = ""
-    data_fingerprint: str = ""
-    shapes: tuple[tuple[int, int], ...] = ()
+def take_snapshot(parameters: Sequence[Parameter]) -> Snapshot:
+    """Copies of the parameters as they are between two steps."""
+    return {parameter.name: np.array(parameter.asnumpy()) for parameter in parameters}
 
 
 class CheckpointFolder:
     """All checkpoints of one run."""
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
+    def __init__(self, folder: Path, keep_last: int, keep_best: int = 0) -> None:
         """Open the folder.
 
         Args:
             folder: Where checkpoints are; made when the first is saved.
-            keep_last: Checkpoints kept, >= 1.
+            keep_last: Newest checkpoints kept, >= 1.
+            keep_best: Checkpoints of the lowest evaluation losses kept besides, >= 0.
         """
         self._folder = folder
         self._keep_last = keep_last
+        self._keep_best = keep_best
 
-    def save(self, state: TrainState, parameters: Sequence[Parameter]) -> Path:
-        """Save a checkpoint and take the oldest away.
+    def save(
+        self,
+        state: TrainState,
+        parameters: Sequence[Parameter],
+        evaluation_loss: float | None = None,
+    ) -> Path:
+        """`write` what the parameters hold now."""
+        return self.write(state, take_snapshot(parameters), evaluation_loss)
+
+    def write(
+        self, state: TrainState, snapshot: Snapshot, evaluation_loss: float | None = None
+    ) -> Path:
+        """Write a checkpoint, point to it, and take away what need not be kept.
+
+        Args:
+            state: Where the run stood at the snapshot.
+            snapshot: The parameters.
+            evaluation_loss: Of just these parameters; None if they were not evaluated.
+
+        Returns:
+            Its folder.
 
         Raises:
             BadInputError: the disk is full or cannot be written; earlier checkpoints are whole.
@@ -100,106 +87,189 @@ class CheckpointFolder:
         final = self._folder / f"step_{state.steps:08d}"
         unfinished = self._folder / f"{UNFINISHED_PREFIX}{final.name}"
         try:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            self._remove_unfinished()
             unfinished.mkdir(parents=True)
-            _write(unfinished, state, parameters)
-            shutil.rmtree(final, ignore_errors=True)
+            _write(unfinished, state, snapshot, evaluation_loss)
+            if final.exists():
+                # A damaged one, or of a course that an earlier checkpoint was taken up before.
+                shutil.rmtree(final)
             unfinished.rename(final)
-        except (OSError, RuntimeError, ValueError) as error:
+            sync_folder(self._folder)
+            write_text(self._folder / POINTER_FILE, final.name + "\n")
+            sync_folder(self._folder)
+        except (OSError, ValueError, BadInputError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            reason = " ".join(str(error).split())[:300]
             raise BadInputError(
-                f"cannot save a checkpoint in {self._folder}: {reason}",
+                f"cannot save a checkpoint in {self._folder}: {_reason(error)}",
                 fix="earlier checkpoints are whole: make room and go on with --resume",
             ) from error
-        write_text(self._folder / POINTER_FILE, final.name + "\n")
-        for old in self._whole()[: -self._keep_last]:
-            shutil.rmtree(old, ignore_errors=True)
+        self._prune(state.steps)
         return final
 
-    def load_newest(
-        self, parameters: Sequence[Parameter], notice: Callable[[str], None]
-    ) -> TrainState:
-        """Load the newest checkpoint that is whole into the parameters.
+    def load_newest(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:
+        """Load the checkpoint that `latest` names, else the newest that is whole.
 
         Args:
             parameters: The same parameters that were saved.
-            notice: Told about every checkpoint that had to be passed over.
+            notice: Told about everything that had to be passed over.
 
         Raises:
             BadInputError: there is none, or none that is whole.
         """
-        candidates = list(reversed(self._whole()))
-        for folder in candidates:
+        return self._load_first(self._newest_first(notice), parameters, notice)
+
+    def load_best(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:
+        """Load the whole checkpoint of the lowest evaluation loss, of equal ones the first.
+
+        Raises:
+            BadInputError: none that was evaluated is whole.
+        """
+        return self._load_first(self._best_first(), parameters, notice)
+
+    def newest_state(self, notice: Notice) -> TrainState | None:
+        """The state that `load_newest` would go on from; None if there is none.
+
+        Its parameters are read too, since a damaged checkpoint is none.
+        """
+        for folder in self._newest_first(notice):
             try:
-                state = _read_state(folder)
-                _load(folder, parameters)
-            except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-                reason = " ".join(str(error).split())[:200]
-                notice(f"checkpoint {folder.name} is damaged and passed over: {reason}")
+                saved = _read_saved(folder)
+                _check_parameters(folder, saved)
+            except UNREADABLE as error:
+                notice(_passed_over(folder, error))
                 continue
-            return state
-        found = f"{len(candidates)} damaged ones" if candidates else "none"
+            return saved.state
+        return None
+
+    def is_empty(self) -> bool:
+        """Whether no checkpoint was ever finished."""
+        return not self._all()
+
+    def is_among_best(self, evaluation_loss: float, steps: int) -> bool:
+        """Whether a checkpoint of this loss would be one of the best that are kept.
+
+        Args:
+            evaluation_loss: Any; what is not finite is not good.
+            steps: Steps done now; later ones are of another course.
+        """
+        if self._keep_best == 0 or not math.isfinite(evaluation_loss):
+            return False
+        best = [folder for folder in self._best_first() if _steps(folder) < steps]
+        if len(best) < self._keep_best:
+            return True
+        worst = _read_saved(best[self._keep_best - 1]).evaluation_loss
+        return worst is None or evaluation_loss < worst
+
+    def _load_first(
+        self, folders: Sequence[Path], parameters: Sequence[Parameter], notice: Notice
+    ) -> TrainState:
+        for folder in folders:
+            try:
+                saved = _read_saved(folder)
+                _check_parameters(folder, saved)
+                _load(folder, parameters)
+            except UNREADABLE as error:
+                notice(_passed_over(folder, error))
+                continue
+            return saved.state
+        found = f"{len(folders)} damaged ones" if folders else "none"
         raise BadInputError(
             f"no checkpoint to resume from in {self._folder} ({found})",
             fix="start without --resume",
         )
 
-    def newest_state(self) -> TrainState | None:
-        """The state of the newest checkpoint without its parameters; None if there is none."""
-        for folder in reversed(self._whole()):
+    def _all(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self._folder.glob("step_????????"), reverse=True)
+
+    def _newest_first(self, notice: Notice) -> list[Path]:
+        """The one that `latest` names, then the others."""
+        folders = self._all()
+        if not folders:
+            return []
+        try:
+            name = (self._folder / POINTER_FILE).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            notice(f"{POINTER_FILE} cannot be read, the newest whole checkpoint is taken: {error}")
+            return folders
+        named = self._folder / name
+        if named not in folders:
+            notice(f"{POINTER_FILE} names no checkpoint, the newest whole one is taken: {name!r}")
+            return folders
+        return [named, *(folder for folder in folders if folder != named)]
+
+    def _best_first(self) -> list[Path]:
+        """Those that were evaluated."""
+        losses = {}
+        for folder in self._all():
             try:
-                return _read_state(folder)
-            except (OSError, ValueError, KeyError, TypeError):
+                loss = _read_saved(folder).evaluation_loss
+            except UNREADABLE:
                 continue
-        return None
+            if loss is not None and math.isfinite(loss):
+                losses[folder] = loss
+        return sorted(losses, key=lambda folder: (losses[folder], _steps(folder)))
 
-    def _whole(self) -> list[Path]:
-        return sorted(self._folder.glob("step_????????"))
+    def _prune(self, steps: int) -> None:
+        """Keep the newest and the best; what is later than these steps was left behind."""
+        kept = {folder for folder in self._all() if _steps(folder) <= steps}
+        newest = sorted(kept, reverse=True)[: self._keep_last]
+        best = [folder for folder in self._best_first() if folder in kept][: self._keep_best]
+        for folder in self._all():
+            if folder not in newest and folder not in best:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_unfinished(self) -> None:
+        for folder in self._folder.glob(f"{UNFINISHED_PREFIX}*"):
+            shutil.rmtree(folder)
 
 
-def _write(folder: Path, state: TrainState, parameters: Sequence[Parameter]) -> None:
-    file = folder / PARAMETERS_FILE
-    content = [{"name": parameter.name, "data": parameter} for parameter in parameters]
-    ms.save_checkpoint(content, str(file), crc_check=True)
-    write_text(folder / STATE_FILE, _format_state(state))
+def _write(
+    folder: Path, state: TrainState, snapshot: Snapshot, evaluation_loss: float | None
+) -> None:
+    if evaluation_loss is not None and not math.isfinite(evaluation_loss):
+        evaluation_loss = None
+    digest = write_tensors(folder / PARAMETERS_FILE, snapshot)
+    saved = SavedState(state=state, parameters_sha256=digest, evaluation_loss=evaluation_loss)
+    write_text(folder / STATE_FILE, format_saved(saved))
     # Read back: a checkpoint counts only when it can be loaded.
-    loaded = ms.load_checkpoint(str(file), crc_check=True)
-    if set(loaded) != {parameter.name for parameter in parameters}:
-        raise RuntimeError(f"{file.name} does not hold what was saved")
+    if _read_saved(folder) != saved:
+        raise ValueError(f"{STATE_FILE} does not hold what was saved")
+    _check_parameters(folder, saved)
+    sync_folder(folder)
+
+
+def _read_saved(folder: Path) -> SavedState:
+    return parse_saved((folder / STATE_FILE).read_text(encoding="utf-8"))
+
+
+def _check_parameters(folder: Path, saved: SavedState) -> None:
+    if file_sha256(folder / PARAMETERS_FILE) != saved.parameters_sha256:
+        raise ValueError(f"{PARAMETERS_FILE} does not match its checksum")
 
 
 def _load(folder: Path, parameters: Sequence[Parameter]) -> None:
-    loaded = ms.load_checkpoint(str(folder / PARAMETERS_FILE), crc_check=True)
+    loaded = read_tensors(folder / PARAMETERS_FILE)
     wanted = {parameter.name for parameter in parameters}
     if set(loaded) != wanted:
         raise ValueError(f"its parameters differ: {sorted(set(loaded) ^ wanted)[:3]}")
     for parameter in parameters:
-        value = loaded[parameter.name]
-        if value.shape != parameter.shape or value.dtype != parameter.dtype:
-            raise ValueError(f"{parameter.name} has shape {value.shape}, not {parameter.shape}")
+        shape = loaded[parameter.name].shape
+        if shape != tuple(parameter.shape):
+            raise ValueError(f"{parameter.name} has shape {shape}, not {parameter.shape}")
     for parameter in parameters:
-        parameter.set_data(loaded[parameter.name])
+        parameter.set_data(Tensor(loaded[parameter.name], parameter.dtype))
 
 
-def _format_state(state: TrainState) -> str:
-    """The state with a checksum of itself; parameters.ckpt carries its own."""
-    plain = asdict(state)
-    return json.dumps({"state": plain, "sha256": _checksum(plain)}, indent=1)
+def _steps(folder: Path) -> int:
+    return int(folder.name.rpartition("_")[2])
 
 
-def _read_state(folder: Path) -> TrainState:
-    content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    plain = content["state"]
-    if content["sha256"] != _checksum(plain):
-        raise ValueError(f"{STATE_FILE} does not match its checksum")
-    plain["shapes"] = tuple(tuple(shape) for shape in plain["shapes"])
-    if plain.get("loss_scale") is not None:
-        plain["loss_scale"] = LossScale(**plain["loss_scale"])
-    if plain.get("best") is not None:
-        plain["best"] = BestEvaluation(**plain["best"])
-    return TrainState(**plain)
+def _passed_over(folder: Path, error: BaseException) -> str:
+    return f"checkpoint {folder.name} is damaged and passed over: {_reason(error)[:200]}"
 
 
-def _checksum(plain: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:300]

@@ -26,6 +26,7 @@ from tuner.train.step import (
     UpdateStep,
     update_arguments,
 )
+from tuner.train.weight_groups import are_decayed
 
 
 class Engine:
@@ -58,7 +59,12 @@ class Engine:
         if is_scaled:
             self.loss_scale = LossScale(scale=config.precision.loss_scale)
         self._step = ScaledAccumulateStep(loss) if is_scaled else AccumulateStep(loss)
-        self._update = UpdateStep(self._step, config.optimizer, config.train.clip_norm)
+        self._update = UpdateStep(
+            self._step,
+            config.optimizer,
+            is_decayed=are_decayed(loss, self._step.parameters, config.optimizer.no_decay),
+            clips=config.train.clip_norm is not None or config.train.clip_quantile is not None,
+        )
         # Of fp16 the norm comes first: it decides whether there is an update.
         self._norm = GradientNorm(self._step) if is_scaled else None
         num_inputs = len(Batch.empty((1, 1), config).arrays)
@@ -89,16 +95,27 @@ class Engine:
         """Run a batch without labels: compiles the shape, takes its memory, adds exactly 0."""
         self.run_step(Batch.empty(shape, self._config))
 
-    def run_update(self, learning_rate: float, update: int, label_tokens: int) -> float:
+    def run_update(
+        self, learning_rate: float, update: int, label_tokens: int, clip_norm: float = math.inf
+    ) -> float:
         """Make the t-th update (t >= 1) of the buffered gradients, and clear these.
 
         In fp16 gradients that overflowed make no update: only the buffers are cleared and the
         loss scale is halved.
 
+        Args:
+            learning_rate: Of this update.
+            update: t.
+            label_tokens: Labels of the whole window, >= 1.
+            clip_norm: Norm to which larger gradients are scaled down; looked at if the config
+                clips at all.
+
         Returns:
             The norm of the gradients before clipping; not finite in fp16 if there was no update.
         """
-        arguments = update_arguments(self._config.optimizer, learning_rate, update, label_tokens)
+        arguments = update_arguments(
+            self._config.optimizer, learning_rate, update, label_tokens, clip_norm
+        )
         if self._norm is None or self.loss_scale is None:
             return float(self.recompiles.run(self._update, *arguments).asnumpy())
         norm = float(self.recompiles.run(self._norm, arguments[0]).asnumpy())

@@ -1,7 +1,8 @@
 """The training loop: plan an epoch, take its steps, update, record, save.
 
 A step is one batch; an update follows when the window is full, and always at the end of an epoch.
-A window without any label skips its update and changes no state.
+A window without any label skips its update and changes no state. Between two steps come, in this
+order: the record, an evaluation if one is due, a checkpoint if one is due.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from tuner.batching.windows import update_after_step
 from tuner.config.schema import TrainConfig
 from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import MindRecordSet
-from tuner.train.checkpoint import BestEvaluation, CheckpointFolder, TrainState
+from tuner.train.checkpoint import CheckpointFolder
+from tuner.train.checkpoint_writer import CheckpointWriter
+from tuner.train.clipping import clip_threshold, is_clipped, norms_after
 from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_ahead, read_batches
 from tuner.train.metrics import MetricsFile, StepRecord
+from tuner.train.run_length import total_real_tokens, total_steps
 from tuner.train.scaling import LEAST_SCALE
-from tuner.train.schedule import learning_rate_at
+from tuner.train.schedule import describe_peak, learning_rate_at, peak_rate
+from tuner.train.state import BestEvaluation, TrainState
 
 Notice = Callable[[str], None]
 
@@ -68,8 +73,8 @@ class DivergedError(Exception):
 
     def __init__(self, step: int, shape: Shape, problem: str, saved_steps: int) -> None:
         super().__init__(
-            f"step {step} (B={shape[0]} L={shape[1]}): {problem}; training stopped "
-            f"before the update. The last checkpoint is of step {saved_steps}: lower "
+            f"step {step} (B={shape[0]} L={shape[1]}): {problem}; training stopped, and nothing "
+            f"of that step is saved. The last checkpoint is of step {saved_steps}: lower "
             "optimizer.learning_rate or train.clip_norm, keep more of precision.fp32_ops if "
             "precision.compute_dtype is not fp32, or look at the rows of that step"
         )
@@ -78,6 +83,8 @@ class DivergedError(Exception):
 class _Update(NamedTuple):
     learning_rate: float
     grad_norm: float
+    clip_norm: float
+    """The threshold that held; infinite: none."""
     is_skipped: bool
     """In fp16, whether the gradients overflowed."""
 
@@ -90,26 +97,42 @@ class _Seconds(NamedTuple):
 class Loop:
     """The state of a run between two steps."""
 
-    def __init__(self, parts: RunParts, state: TrainState, steps_per_epoch: int) -> None:
+    def __init__(self, parts: RunParts, state: TrainState, plan: BatchPlan) -> None:
         """Prepare to go on from a state.
 
         Args:
             parts: What to work with.
             state: Where to go on.
-            steps_per_epoch: The same in every epoch.
+            plan: Of any epoch; all have as many steps and real tokens.
         """
+        config = parts.config
         self._parts = parts
         self.state = state
-        self._total_steps = total_steps(parts.config, steps_per_epoch)
+        self._total_steps = total_steps(config, plan.num_steps)
+        self._total_progress = (
+            self._total_steps
+            if config.schedule.progress == "steps"
+            else total_real_tokens(parts.lengths, config, plan)
+        )
+        self._peak_rate = peak_rate(config)
         parts.engine.recompiles.arm(parts.on_notice)
-        self._saved_steps = state.steps
+        self._writer = CheckpointWriter(
+            parts.checkpoints,
+            in_background=config.train.async_checkpoint,
+            saved_steps=state.steps,
+        )
+        self._last_save = state.steps
 
     def run(self) -> TrainState:
-        """Train to the end or to a requested stop; the last state is saved."""
-        while not self._is_over():
-            plan = plan_batches(self._parts.lengths, self._parts.config, epoch=self.state.epoch)
-            self._run_epoch(plan)
-        self._save()
+        """Train to the end or to a requested stop; the last state is saved when this returns."""
+        scaled = describe_peak(self._parts.config)
+        if scaled is not None:
+            self._parts.on_notice(scaled)
+        with self._writer:
+            while not self._is_over():
+                epoch = self.state.epoch
+                self._run_epoch(plan_batches(self._parts.lengths, self._parts.config, epoch=epoch))
+            self._save()
         return self.state
 
     def _is_over(self) -> bool:
@@ -120,7 +143,9 @@ class Loop:
         first = self.state.step_in_epoch
         last = min(plan.num_steps, first + self._total_steps - self.state.steps)
         steps = list(plan.steps_of_rank(0, first))[: last - first]
-        ends_window = update_after_step(plan.real_tokens, config.train.tokens_per_update)
+        ends_window = update_after_step(
+            plan.real_tokens, config.train.tokens_per_update, config.train.steps_per_update
+        )
         batches = read_batches(self._parts.dataset, steps, config)
         with read_ahead(batches) as ready:
             for step_in_epoch, (batch, wait_s) in enumerate(_with_wait(ready), start=first):
@@ -129,6 +154,7 @@ class Loop:
                     return
 
     def _run_step(self, batch: Batch, wait_s: float, ends_window: bool, num_steps: int) -> None:
+        self._writer.raise_failure()
         engine = self._parts.engine
         engine.recompiles.step = self.state.steps + 1
         started = time.perf_counter()
@@ -144,7 +170,7 @@ class Loop:
         self.state = state
         self._tell(self._record(batch, loss_sum, update, epoch, _Seconds(step_s, wait_s)))
         self._evaluate_if_due(ends_window)
-        if state.steps - self._saved_steps >= self._parts.config.train.checkpoint_every_steps:
+        if state.steps - self._last_save >= self._parts.config.train.checkpoint_every_steps:
             self._save()
 
     def _evaluate_if_due(self, ends_window: bool) -> None:
@@ -161,6 +187,11 @@ class Loop:
         if loss is not None and math.isfinite(loss) and (best is None or loss < best.loss):
             best = BestEvaluation(loss=loss, steps=steps)
         self.state = dataclasses.replace(self.state, evaluated_steps=steps, best=best)
+        if loss is not None and self._parts.config.train.keep_best:
+            # What is in flight may be one of the best.
+            self._writer.last_saved_steps()
+            if self._parts.checkpoints.is_among_best(loss, steps):
+                self._save(loss)
 
     def _state_after(self, batch: Batch, num_steps: int) -> TrainState:
         before = self.state
@@ -179,7 +210,10 @@ class Loop:
         loss_scale = self._parts.engine.loss_scale
         state = dataclasses.replace(state, window_label_tokens=0, loss_scale=loss_scale)
         if not update.is_skipped or loss_scale is None:
-            return dataclasses.replace(state, updates=state.updates + 1)
+            if not math.isfinite(update.grad_norm):
+                raise self._diverged(state, batch, f"the gradient norm is {update.grad_norm}")
+            norms = norms_after(state.norms, update.grad_norm, self._parts.config.train)
+            return dataclasses.replace(state, updates=state.updates + 1, norms=norms)
         if loss_scale.scale < LEAST_SCALE:
             problem = f"the gradients overflow fp16 at any loss scale down to {LEAST_SCALE:g}"
             raise self._diverged(state, batch, problem)
@@ -190,7 +224,7 @@ class Loop:
         return dataclasses.replace(state, skipped_updates=state.skipped_updates + 1)
 
     def _diverged(self, state: TrainState, batch: Batch, problem: str) -> DivergedError:
-        return DivergedError(state.steps, batch.shape, problem, self._saved_steps)
+        return DivergedError(state.steps, batch.shape, problem, self._writer.last_saved_steps())
 
     def _update(self, state: TrainState) -> _Update | None:
         """Update from the window's gradients; None if the window holds no label."""
@@ -200,14 +234,19 @@ class Loop:
             )
             return None
         config = self._parts.config
+        by_steps = config.schedule.progress == "steps"
         learning_rate = learning_rate_at(
-            state.steps, self._total_steps, config.optimizer.learning_rate, config.schedule
+            state.steps if by_steps else state.real_tokens,
+            self._total_progress,
+            self._peak_rate,
+            config.schedule,
         )
+        clip_norm = clip_threshold(state.norms, config.train)
         norm = self._parts.engine.run_update(
-            learning_rate, state.updates + 1, state.window_label_tokens
+            learning_rate, state.updates + 1, state.window_label_tokens, clip_norm
         )
         is_scaled = self._parts.engine.loss_scale is not None
-        return _Update(learning_rate, norm, is_scaled and not math.isfinite(norm))
+        return _Update(learning_rate, norm, clip_norm, is_scaled and not math.isfinite(norm))
 
     def _record(
         self, batch: Batch, loss_sum: float, update: _Update | None, epoch: int, seconds: _Seconds
@@ -229,6 +268,8 @@ class Loop:
             updates=self.state.updates,
             grad_norm=made.grad_norm if made else None,
             learning_rate=made.learning_rate if made else None,
+            clip_norm=made.clip_norm if made and math.isfinite(made.clip_norm) else None,
+            clipped=is_clipped(made.grad_norm, made.clip_norm) if made else None,
             recompiles=len(recompiles.found),
             recompile_s=recompiles.seconds,
             memory_bytes=memory_bytes(self._parts.engine.device),
@@ -240,17 +281,11 @@ class Loop:
         self._parts.metrics.append(record)
         self._parts.on_step(record)
 
-    def _save(self) -> None:
-        if self.state.steps == self._saved_steps:
+    def _save(self, evaluation_loss: float | None = None) -> None:
+        if self.state.steps == self._last_save:
             return
-        self._parts.checkpoints.save(self.state, self._parts.engine.parameters)
-        self._saved_steps = self.state.steps
-
-
-def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Steps of the whole run: all epochs, or max_steps if that is less."""
-    steps = config.train.epochs * steps_per_epoch
-    return steps if config.train.max_steps is None else min(steps, config.train.max_steps)
+        self._last_save = self.state.steps
+        self._writer.save(self.state, self._parts.engine.parameters, evaluation_loss)
 
 
 def run_folder(config: TrainConfig) -> Path:

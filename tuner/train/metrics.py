@@ -33,6 +33,8 @@ class StepRecord:
         updates: Optimizer updates done.
         grad_norm: Global norm before clipping, of the update made in this step; None if none was.
         learning_rate: Of that update; None if none was made.
+        clip_norm: Threshold of that update's gradient norm; None if none was made or none held.
+        clipped: Whether that update's gradients were scaled down; None if none was made.
         recompiles: Compiles so far that no warm-up planned.
         memory_bytes: Memory of the process.
         skipped_updates: Updates of fp16 so far whose gradients overflowed.
@@ -58,6 +60,8 @@ class StepRecord:
     skipped_updates: int = 0
     loss_scale: float | None = None
     recompile_s: float = 0.0
+    clip_norm: float | None = None
+    clipped: bool | None = None
 
 
 class MetricsFile:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tuner.batching.grouping import Shape
 from tuner.config.codec import to_plain
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
-from tuner.train.checkpoint import TrainState
 from tuner.train.device import installed_versions
+from tuner.train.state import TrainState
 
 DECIDING_SECTIONS = (
     "data",
@@ -26,7 +26,17 @@ DECIDING_SECTIONS = (
 # What may change between a run and its resumption without changing the steps already planned.
 FREE_FIELDS = {
     "data": {"path"},
-    "train": {"epochs", "max_steps", "out", "checkpoint_every_steps", "keep_last"},
+    "graph": {"compile_cache"},
+    "train": {
+        "epochs",
+        "max_steps",
+        "out",
+        "checkpoint_every_steps",
+        "keep_last",
+        "keep_best",
+        "async_checkpoint",
+        "tensorboard",
+    },
 }
 
 
@@ -76,10 +86,10 @@ def check_provenance(
             notice(f"tuned with {name} {before}, running with {version}")
 
 
-def config_fingerprint(config: TrainConfig) -> str:
-    """sha256 of every field that decides which steps a run takes and what they compute."""
+def deciding_fields(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Every field that decides which steps a run takes and what they compute, as plain data."""
     plain = to_plain(config)
-    deciding = {
+    sections = {
         section: {
             name: value
             for name, value in plain[section].items()
@@ -87,28 +97,74 @@ def config_fingerprint(config: TrainConfig) -> str:
         }
         for section in DECIDING_SECTIONS
     }
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    held_out = config.evaluation
+    if held_out is not None and held_out.fraction is not None:
+        # They decide which rows are trained on.
+        sections["evaluation"] = {"fraction": held_out.fraction, "seed": held_out.seed}
+    return sections
 
 
-def check_resumable(state: TrainState, config: TrainConfig, data_fingerprint: str) -> None:
-    """Refuse to go on with other data or another config than the checkpoint's.
+def check_resumable(saved: TrainState, now: TrainState, data_path: str) -> None:
+    """Refuse to go on with other data, another world size, config or plan than the checkpoint's.
+
+    Args:
+        saved: The checkpoint's.
+        now: As a new run of this config on this data would start.
+        data_path: Of the data, for the message.
 
     Raises:
-        BadInputError: either differs.
+        BadInputError: one differs; says which fields.
     """
-    if state.data_fingerprint != data_fingerprint:
+    if saved.data_fingerprint != now.data_fingerprint:
         raise BadInputError(
-            f"the checkpoint belongs to other data (fingerprint {state.data_fingerprint[:12]}, "
-            f"{config.data.path} has {data_fingerprint[:12]})",
+            f"the checkpoint belongs to other data (fingerprint {saved.data_fingerprint[:12]}, "
+            f"{data_path} has {now.data_fingerprint[:12]})",
             fix="give the same data, or another train.out to start over",
         )
-    fingerprint = config_fingerprint(config)
-    if state.config_fingerprint != fingerprint:
+    if saved.world_size != now.world_size:
         raise BadInputError(
-            f"the checkpoint belongs to another config (fingerprint "
-            f"{state.config_fingerprint[:12]}, this one has {fingerprint[:12]})",
-            fix="give the same config; only epochs, max_steps and output fields may change",
+            f"the checkpoint belongs to a run on {saved.world_size} devices, this one has "
+            f"{now.world_size}",
+            fix="go on with as many, or give another train.out to start over",
         )
+    differences = _differences(saved.config, now.config)
+    if differences:
+        more = f" and {len(differences) - 3} more fields" if len(differences) > 3 else ""
+        raise BadInputError(
+            f"the checkpoint belongs to another config: {'; '.join(differences[:3])}{more}",
+            fix="give the same config; epochs, max_steps and what is only written may change",
+        )
+    if saved.plan_fingerprint != now.plan_fingerprint:
+        raise BadInputError(
+            "the checkpoint belongs to another plan of the same data and config (fingerprint "
+            f"{saved.plan_fingerprint[:12]}, now {now.plan_fingerprint[:12]})",
+            fix="go on with the version of varseq-tuner that began the run, or start over",
+        )
+
+
+def _differences(
+    saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """A phrase for each field that differs, in the order of the config."""
+    phrases = []
+    for section in dict.fromkeys([*now, *saved]):
+        left, right = saved.get(section, {}), now.get(section, {})
+        phrases += [
+            f"{section}.{name} {_shown(right, name)}, the checkpoint has {_shown(left, name)}"
+            for name in dict.fromkeys([*right, *left])
+            if left.get(name, _ABSENT) != right.get(name, _ABSENT)
+        ]
+    return phrases
+
+
+_ABSENT = object()
+
+
+def _shown(section: Mapping[str, Any], name: str) -> str:
+    if name not in section:
+        return "not set"
+    text = json.dumps(section[name])
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _listed(shapes: Sequence[Shape]) -> str:

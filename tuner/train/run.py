@@ -13,13 +13,15 @@ from tuner.data.content import check_content
 from tuner.data.lengths import Lengths, scan_lengths
 from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
 from tuner.errors import BadInputError
-from tuner.train.checkpoint import CheckpointFolder, TrainState
+from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.device import Device, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import columns_to_read
-from tuner.train.loop import Loop, RunParts, run_folder, total_steps
+from tuner.train.loop import Loop, RunParts, run_folder
 from tuner.train.metrics import METRICS_FILE, MetricsFile, StepRecord
-from tuner.train.provenance import check_provenance, check_resumable, config_fingerprint
+from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
+from tuner.train.run_length import total_steps
+from tuner.train.state import TrainState
 from tuner.train.warmup import warm_up
 
 CHECKPOINT_FOLDER = "checkpoints"
@@ -55,6 +57,7 @@ class RunReport:
         real_tokens: Tokens of rows in those seconds.
         peak_bytes: Largest memory of the process.
         memory_kind: What peak_bytes is.
+        was_complete: Whether all planned steps were done before; nothing was run.
     """
 
     state: TrainState
@@ -64,6 +67,7 @@ class RunReport:
     real_tokens: int
     peak_bytes: int
     memory_kind: str
+    was_complete: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -85,7 +89,8 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
     Args:
         config: The whole of best.yaml.
         watch: Progress, notices, stop requests.
-        resume: Go on from the newest checkpoint in train.out.
+        resume: Go on from the newest checkpoint in train.out; where a run ended before its
+            first, start again.
 
     Raises:
         BadInputError: data, config and checkpoint do not fit together or cannot be read.
@@ -93,8 +98,13 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         StoppedError: a stop was requested before the first step.
     """
     opened = _open(config)
-    checkpoints = CheckpointFolder(run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last)
-    _check_folder(opened, checkpoints, resume=resume)
+    checkpoints = CheckpointFolder(
+        run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last, config.train.keep_best
+    )
+    planned_steps = total_steps(config, opened.plan.num_steps)
+    saved = _check_folder(opened, checkpoints, watch, resume=resume)
+    if saved is not None and saved.steps >= planned_steps:
+        return _nothing_left(saved, planned_steps)
     device = open_device(config)
     _check_world(opened, device, watch)
     engine = Engine(opened.config, device, max(length for _, length in opened.plan.shapes))
@@ -106,11 +116,11 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         stop_requested=watch.stop_requested,
     )
     state = dataclasses.replace(_initial_state(opened), loss_scale=engine.loss_scale)
-    if resume:
-        state = checkpoints.load_newest(engine.parameters, watch.on_notice)
+    if saved is not None:
+        # What had to be passed over was said when the folder was checked.
+        state = checkpoints.load_newest(engine.parameters, lambda line: None)
         engine.loss_scale = state.loss_scale
         watch.on_notice(f"resumed after step {state.steps}")
-    planned_steps = total_steps(config, opened.plan.num_steps)
     watch.on_start(planned_steps, state.steps)
     metrics = MetricsFile(run_folder(config), keep_steps=state.steps)
     parts = RunParts(
@@ -125,7 +135,7 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         stop_requested=watch.stop_requested,
     )
     started = time.perf_counter()
-    end = Loop(parts, state, opened.plan.num_steps).run()
+    end = Loop(parts, state, opened.plan).run()
     metrics.close()
     return RunReport(
         state=end,
@@ -160,22 +170,44 @@ def _open(config: TrainConfig) -> _Opened:
     )
 
 
-def _check_folder(opened: _Opened, checkpoints: CheckpointFolder, *, resume: bool) -> None:
-    """Refuse to mix runs, before anything dear is done."""
-    state = checkpoints.newest_state()
+def _check_folder(
+    opened: _Opened, checkpoints: CheckpointFolder, watch: RunWatch, *, resume: bool
+) -> TrainState | None:
+    """Refuse to mix runs, before anything dear is done; what will be gone on from, if anything."""
     folder = run_folder(opened.config)
     if resume:
+        state = checkpoints.newest_state(watch.on_notice)
+        if state is None and (folder / METRICS_FILE).exists() and checkpoints.is_empty():
+            watch.on_notice("the run ended before its first checkpoint: it starts again")
+            return None
         if state is None:
             raise BadInputError(
                 f"no checkpoint to resume from in {folder}", fix="start without --resume"
             )
-        check_resumable(state, opened.config, opened.dataset.fingerprint)
-    elif state is not None or (folder / METRICS_FILE).exists():
+        check_resumable(state, _initial_state(opened), opened.config.data.path)
+        return state
+    state = checkpoints.newest_state(lambda line: None)
+    if state is not None or (folder / METRICS_FILE).exists():
         done = f" of {state.steps} steps" if state else ""
         raise BadInputError(
             f"{folder} already holds a run{done}",
             fix="go on with --resume, or choose another folder with --set train.out=FOLDER",
         )
+    return None
+
+
+def _nothing_left(state: TrainState, planned_steps: int) -> RunReport:
+    """The report of a run that was over before it was resumed."""
+    return RunReport(
+        state=state,
+        planned_steps=planned_steps,
+        warm_up_s=0.0,
+        loop_s=0.0,
+        real_tokens=0,
+        peak_bytes=0,
+        memory_kind="",
+        was_complete=True,
+    )
 
 
 def _check_world(opened: _Opened, device: Device, watch: RunWatch) -> None:
@@ -196,9 +228,10 @@ def _check_world(opened: _Opened, device: Device, watch: RunWatch) -> None:
 
 
 def _initial_state(opened: _Opened) -> TrainState:
-    return dataclasses.replace(
-        TrainState(),
-        config_fingerprint=config_fingerprint(opened.config),
+    return TrainState(
+        config=deciding_fields(opened.config),
         data_fingerprint=opened.dataset.fingerprint,
+        plan_fingerprint=opened.plan.fingerprint,
+        world_size=opened.plan.world_size,
         shapes=opened.plan.shapes,
     )

@@ -11,12 +11,14 @@ twice as fast as a closure under `jit`, and as fast as one graph that does both.
 
 from __future__ import annotations
 
+import math
+
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from tuner.config.schema import OptimizerConfig
 from tuner.data.content import IGNORED_LABEL
+from tuner.train.clipping import NORM_EPS
 from tuner.train.precision import Dtype
 
 
@@ -121,35 +123,50 @@ class UpdateStep(nn.Cell):
 
     The kernel AdamWeightDecay has no bias correction. With c1 = 1 - beta1^t, c2 = 1 - beta2^t it
     becomes AdamW (Loshchilov and Hutter, arXiv 1711.05101) exactly when it is given the rate
-    r = lr * sqrt(c2) / c1, eps * sqrt(c2) and decay * lr / r; these come from `rates`.
+    r = lr * sqrt(c2) / c1, eps * sqrt(c2) and decay * lr / r; these come from `update_arguments`.
     """
 
     def __init__(
         self,
         step: AccumulateStep | ScaledAccumulateStep,
         config: OptimizerConfig,
-        clip_norm: float | None,
+        *,
+        is_decayed: tuple[bool, ...],
+        clips: bool,
     ) -> None:
+        """Build it; nothing is compiled yet.
+
+        Args:
+            step: Whose buffers it takes.
+            config: Betas; what changes from update to update is given with each.
+            is_decayed: For each of the step's parameters, whether weight decay applies.
+            clips: Whether gradients are clipped; without, the threshold is not looked at.
+        """
         super().__init__()
         self.parameters = step.parameters
         self.gradients = step.gradients
         self.first_moments = step.parameters.clone("adam_m", init="zeros")
         self.second_moments = step.parameters.clone("adam_v", init="zeros")
-        self.is_decayed = tuple(parameter.ndim > 1 for parameter in step.parameters)
+        self.is_decayed = is_decayed
         self.adamw = ops.AdamWeightDecay()
         self.beta1 = Tensor(config.beta1, ms.float32)
         self.beta2 = Tensor(config.beta2, ms.float32)
         self.no_decay = Tensor(0.0, ms.float32)
-        self.clips = clip_norm is not None
-        self.clip_norm = Tensor(clip_norm or 0.0, ms.float32)
+        self.clips = clips
         self.one = Tensor(1.0, ms.float32)
 
-    def construct(self, label_tokens: Tensor, rate: Tensor, eps: Tensor, decay: Tensor) -> Tensor:
-        """Update the parameters; returns the gradient norm before clipping, float32 scalar."""
+    def construct(
+        self, label_tokens: Tensor, rate: Tensor, eps: Tensor, decay: Tensor, clip_norm: Tensor
+    ) -> Tensor:
+        """Update the parameters; all float32 scalars, so that new values need no compile.
+
+        Returns:
+            The gradient norm before clipping, float32 scalar.
+        """
         norm = _norm(self.gradients) / label_tokens
         scale = self.one / label_tokens
         if self.clips:
-            scale = scale * ops.minimum(self.one, self.clip_norm / (norm + 1e-6))
+            scale = scale * ops.minimum(self.one, clip_norm / (norm + NORM_EPS))
         for i in range(len(self.parameters)):
             self.adamw(
                 self.parameters[i],
@@ -175,20 +192,24 @@ def _norm(gradients: tuple[Parameter, ...]) -> Tensor:
 
 
 def update_arguments(
-    config: OptimizerConfig, learning_rate: float, update: int, label_tokens: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `UpdateStep` takes for its t-th update.
+    config: OptimizerConfig,
+    learning_rate: float,
+    update: int,
+    label_tokens: int,
+    clip_norm: float,
+) -> tuple[Tensor, ...]:
+    """What `UpdateStep` takes for its t-th update, the labels first.
 
     Args:
         config: Betas, eps and decay.
         learning_rate: Of this update.
         update: t, >= 1.
         label_tokens: Labels that count in the whole window, >= 1.
+        clip_norm: Largest norm that the gradients keep, > 0; infinite: any.
     """
     first_correction = 1.0 - config.beta1**update
-    second_root = float(np.sqrt(1.0 - config.beta2**update))
+    second_root = math.sqrt(1.0 - config.beta2**update)
     rate = learning_rate * second_root / first_correction
     decay = config.weight_decay * learning_rate / rate if rate else 0.0
-    values = (float(label_tokens), rate, config.eps * second_root, decay)
-    a, b, c, d = (Tensor(value, ms.float32) for value in values)
-    return a, b, c, d
+    values = (label_tokens, rate, config.eps * second_root, decay, clip_norm)
+    return tuple(Tensor(float(value), ms.float32) for value in values)
