@@ -188,9 +188,10 @@ def plan_cases(
         "data.max_length": draw(st.none() | st.integers(8, 220)),
         "data.overflow": draw(st.sampled_from(["truncate", "drop"])),
     }
-    rules = ["budget", "samples", *(["list"] if strategy == "bucketed" else [])]
+    has_boundaries = strategy in ("bucketed", "packed")
+    rules = ["budget", "samples", *(["list"] if has_boundaries else [])]
     rule = size_rule or draw(st.sampled_from(rules))
-    if strategy in ("bucketed", "packed") and (rule == "list" or draw(st.booleans())):
+    if has_boundaries and (rule == "list" or draw(st.booleans())):
         ends = st.lists(st.integers(8, 210), min_size=1, max_size=5, unique=True)
         changes["batching.boundaries"] = sorted(draw(ends))
     changes |= _size_rule(draw, rule, len(changes.get("batching.boundaries", ())), align)
@@ -249,7 +250,7 @@ def _batching(draw: st.DrawFn) -> dict[str, Any]:
         "seed": draw(st.integers(0, 2**64)),
     }
     count = len(boundaries)
-    if count and section["strategy"] == "bucketed" and draw(st.booleans()):
+    if count and section["strategy"] in ("bucketed", "packed") and draw(st.booleans()):
         sizes = st.lists(st.integers(1, 99), min_size=count, max_size=count)
         return section | {"batch_sizes": draw(sizes)}
     rule = draw(st.sampled_from(["tokens_per_batch", "samples_per_batch"]))

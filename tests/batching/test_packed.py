@@ -119,11 +119,12 @@ def test_steps_and_fillers_follow_from_the_number_of_rows(case):
     plan = plan_batches(case.lengths, case.config, world_size=case.world_size)
     capacities = resolve_boundaries(case.lengths, case.config).batching.boundaries
     _, packed = pack_falling(np.array(sorted(tokens, reverse=True)), capacities)
-    num_steps = 0
-    for length, num_rows in zip(capacities, packed.num_rows.tolist(), strict=True):
-        most = case.config.batching.samples_per_batch or (
-            case.config.batching.tokens_per_batch // length
-        )
+    batching, num_steps = case.config.batching, 0
+    for entry, num_rows in enumerate(packed.num_rows.tolist()):
+        if batching.batch_sizes:
+            most = batching.batch_sizes[entry]
+        else:
+            most = batching.samples_per_batch or batching.tokens_per_batch // capacities[entry]
         num_steps += math.ceil(num_rows / (most * case.world_size))
     assert plan.num_steps == num_steps
     assert int((plan.rows_per_slot > 0).sum()) == packed.num_rows.sum()

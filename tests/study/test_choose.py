@@ -8,6 +8,7 @@ import pytest
 from search_case import COST, HUNDRED_ROWS, SMALL, baselines, search
 from study_case import make_setup
 
+from tuner.simulate.measurement import CostKey
 from tuner.study.baselines import PACKED, PAD_TO_LONGEST, RANDOM_BATCHES, TEN_QUANTILES
 from tuner.study.choose import (
     choose_best,
@@ -22,8 +23,12 @@ from tuner.trial.record import Installation
 
 
 @pytest.fixture
-def result(tmp_path):
-    setup = make_setup(tmp_path, HUNDRED_ROWS, SMALL, base={"train.epochs": 100}, trials=8)
+def setup(tmp_path):
+    return make_setup(tmp_path, HUNDRED_ROWS, SMALL, base={"train.epochs": 100}, trials=8)
+
+
+@pytest.fixture
+def result(setup):
     return search(setup, FakeRunner(COST))
 
 
@@ -93,21 +98,25 @@ def test_the_simpler_has_fewer_graphs_then_plainer_batches(result):
     assert by_name[PAD_TO_LONGEST] < simplicity(low) < by_name[RANDOM_BATCHES]
 
 
-def test_the_config_says_where_it_comes_from(result):
+def provenance_of(best, result, setup):
+    return with_provenance(
+        best,
+        data=setup.data,
+        costs=result.book.known(CostKey.of(best.outcome.config, "CPU")),
+        study_name="varseq-tune",
+        installation=Installation(device="CPU", versions={"mindspore": "2.10.0"}),
+    )
+
+
+def test_the_config_says_where_it_comes_from(result, setup):
     best = result.best
     assert best is not None
-    installation = Installation(device="CPU", versions={"mindspore": "2.10.0"})
-    config = with_provenance(
-        best,
-        data_fingerprint="f" * 64,
-        num_samples=100,
-        study_name="varseq-tune",
-        installation=installation,
-    )
+    config = provenance_of(best, result, setup)
     provenance = config.provenance
     assert provenance is not None
     assert config.model_copy(update={"provenance": None}) == best.outcome.config
     assert (provenance.trial, provenance.num_samples) == (best.number, 100)
+    assert provenance.data_fingerprint == setup.data.dataset.fingerprint
     assert provenance.shapes == best.outcome.shapes
     prediction, estimate = provenance.prediction, best.outcome.estimate
     assert prediction is not None and estimate is not None
@@ -118,10 +127,28 @@ def test_the_config_says_where_it_comes_from(result):
     assert prediction.peak_bytes == pytest.approx(5e8 + 5e4 * tokens, rel=0.02)
     failed = dataclasses.replace(best.outcome, estimate=None)
     with pytest.raises(ValueError, match="was not measured"):
-        with_provenance(
-            NumberedOutcome(number=3, outcome=failed),
-            data_fingerprint="f",
-            num_samples=1,
-            study_name="s",
-            installation=installation,
-        )
+        provenance_of(NumberedOutcome(number=3, outcome=failed), result, setup)
+
+
+def test_the_config_says_what_steps_and_compiles_cost_and_how_long_the_rows_were(result, setup):
+    """On a device whose costs are known: 0.02 + 1.3e-4 B L + 2.8e-7 B L^2, a compile 5 s."""
+    best = result.best
+    assert best is not None
+    provenance = provenance_of(best, result, setup).provenance
+    assert provenance is not None and provenance.cost is not None
+    assert len(provenance.prediction.step_s) == len(provenance.shapes)
+    factor = 1.9 if best.outcome.config.graph.mode == "dynamic" else 1.0
+    for (size, length), seconds in zip(
+        provenance.shapes, provenance.prediction.step_s, strict=True
+    ):
+        by_hand = 0.02 + 1.3e-4 * size * length + 2.8e-7 * size * length**2
+        assert seconds == pytest.approx(factor * by_hand, rel=0.03)
+        a, b, c = provenance.cost.step_s
+        fitted = a + b * size * length + c * size * length**2
+        assert fitted == pytest.approx(factor * by_hand, rel=0.05)
+    base_s, per_step_s = provenance.cost.compile_s
+    assert base_s + per_step_s * provenance.prediction.step_s[0] == pytest.approx(5.0, rel=0.1)
+    # 40 rows of 20, 30 of 70, 20 of 150, 8 of 300, 2 of 500: a row is a percent.
+    assert provenance.length_percentiles == (
+        *[20] * 41, *[70] * 30, *[150] * 20, *[300] * 8, *[500] * 2
+    )  # fmt: skip

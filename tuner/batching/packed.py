@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.batching.align import align_length
-from tuner.batching.grouping import Grouping, IntArray, spread_rows
+from tuner.batching.grouping import Grouping, IntArray, bucket_batch_size
 from tuner.batching.order import shuffle_in_blocks
 from tuner.config.schema import BatchingConfig
 
@@ -99,7 +99,7 @@ def group_packed(
     for entry, num_rows in enumerate(packed.num_rows.tolist()):
         if not num_rows:
             continue
-        size = spread_rows(num_rows, capacities[entry], batching, world_size)
+        size = bucket_batch_size(entry, num_rows, capacities[entry], batching, world_size)
         num_steps = -(-num_rows // (size * world_size))
         of_length = by_length[num_placed : num_placed + num_rows]
         slot_of_row[of_length] = num_slots + np.arange(num_rows)

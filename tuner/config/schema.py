@@ -85,9 +85,9 @@ def _check_batch_size_rule(batching: BatchingConfig) -> None:
             "exactly one of tokens_per_batch, samples_per_batch and batch_sizes sets the batch "
             f"size (got {' and '.join(rules) or 'none'}); set the others to null or []"
         )
-    if batching.batch_sizes and batching.strategy != "bucketed":
+    if batching.batch_sizes and batching.strategy not in ("bucketed", "packed"):
         raise ValueError(
-            "batch_sizes needs strategy bucketed, whose boundaries they belong to "
+            "batch_sizes needs strategy bucketed or packed, whose boundaries they belong to "
             f"(got {batching.strategy}); use samples_per_batch"
         )
     if batching.batch_sizes and len(batching.batch_sizes) != len(batching.boundaries):

@@ -31,7 +31,7 @@ from tuner.report.study import (
     describe_inexact,
     next_commands,
 )
-from tuner.simulate.measurement import describe_precision
+from tuner.simulate.measurement import CostKey, describe_precision
 from tuner.study.choose import is_feasible, with_provenance
 from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.study.result import StudyResult
@@ -63,7 +63,7 @@ def gather_contents(
         run_time=gather_run_time(result, setup),
         sensitivity=gather_sensitivity(result, setup),
         failures=tuple(_failed(item) for item in result.outcomes if not is_feasible(item.outcome)),
-        best=Absent() if best is None else _best(best, setup, context),
+        best=Absent() if best is None else _best(best, result, setup, context),
         environment=gather_environment(setup, context),
         notes=gather_notes(result, setup, context),
     )
@@ -71,14 +71,15 @@ def gather_contents(
 
 def best_config(result: StudyResult, setup: StudySetup) -> TrainConfig | None:
     """What best.yaml holds: the best config with where it comes from; None if there is none."""
-    return None if result.best is None else _with_provenance(result.best, setup)
+    return None if result.best is None else _with_provenance(result.best, result, setup)
 
 
-def _with_provenance(best: NumberedOutcome, setup: StudySetup) -> TrainConfig:
+def _with_provenance(best: NumberedOutcome, result: StudyResult, setup: StudySetup) -> TrainConfig:
+    device = setup.installation.device
     return with_provenance(
         best,
-        data_fingerprint=setup.data.dataset.fingerprint,
-        num_samples=setup.data.lengths.num_samples,
+        data=setup.data,
+        costs=result.book.known(CostKey.of(best.outcome.config, device)),
         study_name=setup.study_name,
         installation=setup.installation,
     )
@@ -114,14 +115,16 @@ def _failed(item: NumberedOutcome) -> FailedTrial:
     )
 
 
-def _best(best: NumberedOutcome, setup: StudySetup, context: StudyContext) -> BestConfig:
+def _best(
+    best: NumberedOutcome, result: StudyResult, setup: StudySetup, context: StudyContext
+) -> BestConfig:
     return BestConfig(
         path=context.best_config_path,
         trial=best.number,
         settings=tuple(
             NamedValue(name=name, value=value) for name, value in _settings(best.outcome)
         ),
-        yaml_text=format_config(_with_provenance(best, setup)),
+        yaml_text=format_config(_with_provenance(best, result, setup)),
     )
 
 

@@ -141,8 +141,10 @@ def screen_packed(
     lengths, num_rows = np.array(capacities)[used], packed.num_rows[used]
     sizes = np.array(
         [
-            spread_rows(count, length, batching, world_size)
-            for count, length in zip(num_rows.tolist(), lengths.tolist(), strict=True)
+            bucket_batch_size(
+                entry, int(packed.num_rows[entry]), capacities[entry], batching, world_size
+            )
+            for entry in used.tolist()
         ]
     )
     num_steps = -(-num_rows // (sizes * world_size))

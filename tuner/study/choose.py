@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.config.schema import PredictionRecord, ProvenanceConfig, TrainConfig
+from tuner.batching.rows import admit_rows
+from tuner.config.schema import (
+    CostRecord,
+    DataConfig,
+    PredictionRecord,
+    ProvenanceConfig,
+    TrainConfig,
+)
+from tuner.data.lengths import Lengths
+from tuner.simulate.cost_book import KnownCosts
+from tuner.simulate.length_shift import length_percentiles
+from tuner.study.base import TunedData
 from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.trial.record import Installation
 
@@ -44,8 +55,8 @@ def simplicity(outcome: Outcome) -> tuple[int, ...]:
 def with_provenance(
     best: NumberedOutcome,
     *,
-    data_fingerprint: str,
-    num_samples: int,
+    data: TunedData,
+    costs: KnownCosts,
     study_name: str,
     installation: Installation,
 ) -> TrainConfig:
@@ -53,8 +64,8 @@ def with_provenance(
 
     Args:
         best: A measured outcome.
-        data_fingerprint: Of the MindRecord set.
-        num_samples: Its rows.
+        data: The data of the study.
+        costs: All that is known about the steps of this config.
         study_name: Name of the study.
         installation: What the trials ran on.
     """
@@ -62,8 +73,8 @@ def with_provenance(
     if outcome.estimate is None:
         raise ValueError(f"trial {best.number} was not measured")
     provenance = ProvenanceConfig(
-        data_fingerprint=data_fingerprint,
-        num_samples=num_samples,
+        data_fingerprint=data.dataset.fingerprint,
+        num_samples=data.lengths.num_samples,
         device=installation.device,
         versions=installation.versions,
         study=study_name,
@@ -76,6 +87,23 @@ def with_provenance(
             estimated_steady_real_tokens_per_s=outcome.estimate.estimated_steady_real_tokens_per_s,
             effective_token_fraction=outcome.effective_token_fraction,
             peak_bytes=outcome.expected_peak_bytes,
+            step_s=tuple(float(costs.step_s(shape)) for shape in outcome.shapes),
         ),
+        length_percentiles=_length_percentiles(data.lengths, outcome.config.data),
+        cost=_cost_record(costs),
     )
     return outcome.config.model_copy(update={"provenance": provenance})
+
+
+def _length_percentiles(lengths: Lengths, data: DataConfig) -> tuple[int, ...]:
+    """Of the rows tuned on, after data.max_length; the last boundary holds them all."""
+    tokens = admit_rows(lengths, data, data.max_length).tokens
+    return length_percentiles(tokens)
+
+
+def _cost_record(costs: KnownCosts) -> CostRecord:
+    step = costs.model.step
+    return CostRecord(
+        step_s=(float(step.overhead_s), float(step.token_s), float(step.attention_s)),
+        compile_s=(float(costs.model.compile_base_s), float(costs.model.compile_per_step_s)),
+    )
