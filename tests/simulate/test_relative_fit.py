@@ -7,7 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from tuner.simulate.relative_fit import PRIOR_DEGREES, PRIOR_ERROR, RelativeFit, fit_relative
+from tuner.simulate.relative_fit import (
+    PRIOR_DEGREES,
+    PRIOR_ERROR,
+    PRIOR_SHARE,
+    RelativeFit,
+    fit_relative,
+)
 
 SIZES = (1, 2, 4, 8, 16, 32)
 LENGTHS = (32, 64, 128, 256, 512, 1024)
@@ -37,7 +43,7 @@ def test_known_coefficients_come_back(known):
 
 
 def test_weighted_least_squares_where_no_coefficient_is_held_at_0():
-    """The textbook's: weights 1 / y, covariance s^2 (X' W X)^-1."""
+    """The textbook's: weights 1 / y, covariance (X' W X / s^2 + prior)^-1."""
     rng = np.random.default_rng(1)
     terms = terms_of(some_shapes(rng, 10))
     values = terms @ TRUTH * (1 + 0.03 * rng.standard_normal(10))
@@ -55,30 +61,51 @@ def test_weighted_least_squares_where_no_coefficient_is_held_at_0():
     assert fit.relative_error == pytest.approx(np.sqrt(square))
     assert fit.degrees == degrees
     assert fit.max_relative_error == pytest.approx(max(abs(residuals)))
+    normal += np.diag(np.diag(normal)) * square / (PRIOR_SHARE**2 * 10)
     covariance = square * units @ np.linalg.inv(normal) @ units
     np.testing.assert_allclose(fit.covariance, covariance, rtol=1e-6)
 
 
 def test_interval_by_hand():
-    """Four equal values of 2: s^2 = 4 * 0.06^2 / (4 + 3), C = s^2 * 2^2 / 4 = s^2.
+    """Four equal values of 2: s^2 = 4 * 0.06^2 / (4 + 3); A' A = 4 / 2^2 = 1.
 
-    A new value at x = 1: variance s^2 + (2 s)^2 = 5 s^2; t of 7 degrees at 0.975 is 2.3646.
+    The prior's standard deviation of the coefficient is 0.5 of 2, that is 1, so
+    C = 1 / (1 / s^2 + 1). A new value at x = 1: variance C + (2 s)^2; t of 7 degrees at 0.975 is
+    2.3646.
     """
     fit = fit_relative(np.ones((4, 1)), np.full(4, 2.0))
-    s = (4 * 0.06**2 / 7) ** 0.5
-    assert fit.covariance[0][0] == pytest.approx(s**2)
-    assert fit.half_width((1.0,)) == pytest.approx(2.3646 * 5**0.5 * s, rel=1e-4)
+    square = 4 * 0.06**2 / 7
+    covariance = 1 / (1 / square + 1)
+    assert fit.covariance[0][0] == pytest.approx(covariance)
+    half_width = 2.3646 * (covariance + 4 * square) ** 0.5
+    assert fit.half_width((1.0,)) == pytest.approx(half_width, rel=1e-4)
 
 
-def test_a_coefficient_held_at_0_counts_as_known():
+def test_a_coefficient_held_at_0_is_as_uncertain_as_the_values_leave_it():
     terms = terms_of([(1, 64), (8, 64), (4, 256), (1, 1024), (2, 512)])
-    fit = fit_relative(terms, terms[:, 1] * 1e-4)
-    assert fit.coefficients[0] == pytest.approx(0.0, abs=1e-12)
     # Falls with the length where no sum of the terms can: the overhead alone is left.
     falling = fit_relative(terms, 1 / terms[:, 1])
     assert falling.coefficients[1:] == (0.0, 0.0)
-    assert np.count_nonzero(falling.covariance) == 1
+    assert np.count_nonzero(falling.covariance) == 9
     assert falling.degrees == PRIOR_DEGREES + 5 - 1
+
+
+def test_shapes_of_one_budget_leave_other_budgets_open():
+    """With B * L = 4096 throughout, overhead and tokens are one column."""
+    lengths = np.array([96, 128, 160, 192, 224, 288, 512])
+    sizes = 4096 // lengths
+    terms = terms_of(zip(sizes, lengths, strict=True))
+    inside = {budget: 0 for budget in (1024, 2048, 4096, 8192)}
+    for seed in range(200):
+        noise = 1 + 0.03 * np.random.default_rng(seed).standard_normal(len(terms))
+        fit = fit_relative(terms, terms @ TRUTH * noise)
+        for budget in inside:
+            row = terms_of([(budget // 128, 128)])[0]
+            inside[budget] += abs(fit.value(row) - row @ TRUTH) <= fit.half_width(row)
+    assert min(inside.values()) >= 0.95 * 200
+    # And the budget that was measured is known well.
+    row = terms_of([(32, 128)])[0]
+    assert fit.half_width(row) < 0.15 * fit.value(row)
 
 
 def test_long_rows_keep_the_uncertainty_of_the_overhead():
@@ -93,9 +120,12 @@ def test_long_rows_keep_the_uncertainty_of_the_overhead():
         [Fraction(t) / Fraction(y) for t in row] for row, y in zip(terms, values, strict=True)
     ]
     normal = [[sum(row[i] * row[j] for row in scaled) for j in range(3)] for i in range(3)]
+    square = Fraction(fit.relative_error) ** 2
+    prior = square / (Fraction(PRIOR_SHARE) ** 2 * len(shapes))
+    for term in range(3):
+        normal[term][term] *= 1 + prior
     (a, b, c), (_, e, f), (_, _, i) = normal
     determinant = a * (e * i - f * f) - b * (b * i - f * c) + c * (b * f - e * c)
-    square = Fraction(fit.relative_error) ** 2
     diagonal = [(e * i - f * f), (a * i - c * c), (a * e - b * b)]
     expected = [float(square * minor / determinant) for minor in diagonal]
     assert np.diag(fit.covariance) == pytest.approx(expected, rel=1e-5)

@@ -7,11 +7,16 @@ The scatter s of the relative errors is that of the residuals, held by a prior: 
 p coefficients above 0,
     s^2 = (PRIOR_DEGREES * PRIOR_ERROR^2 + sum of squared residuals) / (PRIOR_DEGREES + n - p),
 so that few points that happen to fit do not claim to know everything. A new value at x is then
-x . c with variance x' C x + (s * x . c)^2, C = s^2 (A' A)^-1 over the columns in use with
-A = x_i / y_i;
-intervals take Student's t with PRIOR_DEGREES + n - p degrees of freedom. Coefficients held at 0 by
-the bound count as known. (Gelman et al., Bayesian Data Analysis, 3rd edition, section 14.2: the
-scaled inverse chi-squared prior of a regression's variance.)
+x . c with variance x' C x + (s * x . c)^2, C = (A' A / s^2 + P)^-1 with A = x_i / y_i;
+intervals take Student's t with PRIOR_DEGREES + n - p degrees of freedom. (Gelman et al., Bayesian
+Data Analysis, 3rd edition, section 14.2: the scaled inverse chi-squared prior of a regression's
+variance; section 14.8: a normal prior of its coefficients.)
+
+P is a weak prior: what a term adds to the values at hand is unknown by PRIOR_SHARE of them. It
+matters where the values cannot tell terms apart. Shapes of one token budget have nearly the same
+B * L, so the least squares may put all of the time into the overhead and none into the tokens; a
+covariance over the terms in use alone would then call every other budget hopeless. Terms held at 0
+by the bound are as uncertain as the values leave them.
 """
 
 from __future__ import annotations
@@ -33,8 +38,8 @@ dynamic, root mean square 4 to 6 % (simulate/cost.py)."""
 
 CONFIDENCE = 0.95
 
-LEAST_SINGULAR = 1e-12
-"""Share of the largest singular value below which columns count as proportional to each other."""
+PRIOR_SHARE = 0.5
+"""Standard deviation of a term's share of a value before anything is measured: none to all."""
 
 FloatArray = NDArray[np.float64]
 
@@ -45,7 +50,7 @@ class RelativeFit:
 
     Attributes:
         coefficients: P numbers, >= 0.
-        covariance: P x P, of the coefficients; rows of those held at 0 are 0.
+        covariance: P x P, of the coefficients; rows of terms that are 0 in all values are 0.
         relative_error: s, scatter of single values about the fit, as a share of the value.
         degrees: Degrees of freedom of the intervals.
         max_relative_error: Largest |fitted / value - 1| over the fitted values.
@@ -87,10 +92,7 @@ def fit_relative(terms: FloatArray, values: FloatArray) -> RelativeFit:
     used = coefficients > 0
     degrees = PRIOR_DEGREES + max(0, len(values) - int(used.sum()))
     square = (PRIOR_DEGREES * PRIOR_ERROR**2 + float(residuals @ residuals)) / degrees
-    covariance = np.zeros((terms.shape[1], terms.shape[1]))
-    # The pseudo-inverse: columns may be proportional to each other on the values at hand.
-    inverse = np.linalg.pinv(unit[:, used], rcond=LEAST_SINGULAR) / lengths[used, None]
-    covariance[np.ix_(used, used)] = square * inverse @ inverse.T
+    covariance = _covariance(unit, square) / np.outer(lengths, lengths)
     return RelativeFit(
         coefficients=tuple(coefficients.tolist()),
         covariance=tuple(tuple(row) for row in covariance.tolist()),
@@ -98,6 +100,15 @@ def fit_relative(terms: FloatArray, values: FloatArray) -> RelativeFit:
         degrees=degrees,
         max_relative_error=float(np.abs(residuals).max()),
     )
+
+
+def _covariance(unit: FloatArray, square: float) -> FloatArray:
+    """Of the coefficients of columns of unit length; a term of 0 everywhere is known to be 0."""
+    num_values, num_terms = unit.shape
+    # A term that makes up all of every value has the coefficient sqrt(n) in these columns.
+    precision = unit.T @ unit / square + np.eye(num_terms) / (PRIOR_SHARE**2 * num_values)
+    met = unit.any(axis=0)
+    return np.linalg.inv(precision) * np.outer(met, met)
 
 
 @functools.lru_cache(maxsize=256)
