@@ -27,6 +27,12 @@ def test_first_call_faster_than_a_steady_step_costs_no_compile():
     assert UpdateMeasurement(first_call_s=3.5, update_s=0.5).compile_s == 3.0
 
 
+def test_calls_that_are_not_steady_yet_cost_what_they_take_beyond_steady_steps():
+    """First call 5 s, then 0.75 and 0.7 s, steady 0.5 s: 4.5 + 0.25 + 0.2."""
+    item = dataclasses.replace(measure((8, 64), 0.5, 4.5), settling_s=(0.75, 0.7))
+    assert item.compile_s == pytest.approx(4.95)
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -120,3 +120,19 @@ def test_are_measured_once_over_two_starts(tmp_path):
     assert [item.outcome.baseline for item in result.outcomes if item.outcome.baseline] == IN_ORDER
     strategies = {config.batching.strategy for config in second.configs}
     assert "packed" not in strategies
+
+
+def test_a_baseline_too_large_for_memory_takes_a_smaller_token_budget(tmp_path):
+    """A process takes 0.5 GB and 50,000 bytes a token of every shape, so 2,048 tokens 0.1 GB."""
+    tokens = skewed_tokens(700, seed=0, longest=500)
+    setup = make_setup(tmp_path, tokens, make_space(), trials=1, memory_limit_bytes=1_150_000_000)
+    result = search(setup, FakeRunner(COST))
+    padded, buckets = (baselines(result)[name].outcome for name in (PAD_TO_LONGEST, TEN_QUANTILES))
+    assert padded.config.batching.tokens_per_batch == 4 * 512
+    assert buckets.num_shapes >= 8
+    # At 4 * 512 that many shapes take over 1.3 GB, at half of it under 1 GB.
+    assert buckets.config.batching.tokens_per_batch == 2 * 512
+    assert buckets.status == "ok"
+    assert buckets.expected_peak_bytes < 1_150_000_000
+    # The update is that of all the same.
+    assert buckets.config.train.tokens_per_update == padded.config.train.tokens_per_update

@@ -96,6 +96,18 @@ def wait_for(happens: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 @pytest.mark.mindspore
+def test_a_new_graph_settles_before_it_is_timed():
+    """By hand: five calls on one thread, five on two, five on four; at most 30 are searched."""
+    from tuner.train.device import Device
+    from tuner.trial.measure import calls_before_steady
+
+    cpu, npu = (Device(name=name, memory_kind="") for name in ("CPU", "Ascend"))
+    expected = {1: 5, 2: 5, 3: 10, 4: 10, 8: 15, 64: 30, 192: 30}
+    assert {cores: calls_before_steady(cpu, cores) for cores in expected} == expected
+    assert calls_before_steady(npu, 192) == 2
+
+
+@pytest.mark.mindspore
 class TestMeasuring:
     def test_every_shape_of_a_static_plan_once_largest_first(self, tmp_path, make_spec):
         spec = make_spec(
@@ -113,6 +125,8 @@ class TestMeasuring:
         assert [item.shape for item in found.shapes] == [(2, 40), (8, 8)]
         for item in found.shapes:
             assert len(item.steady_s) == 3
+            # On CPU the first calls of a graph search for the number of threads.
+            assert len(item.settling_s) >= 4
             assert item.first_call_s > item.step_s > 0
             assert item.has_compiled
             assert item.memory_bytes > 50 * 10**6

@@ -86,6 +86,8 @@ class MeasuredShape(Section):
     """Seconds of the first call."""
     steady_s: tuple[Seconds, ...] = Field(min_length=1)
     """Seconds of each steady step."""
+    settling_s: tuple[Seconds, ...] = ()
+    """Seconds of the calls between the first and the steady ones."""
     has_compiled: bool
     """The first call compiled a graph."""
     memory_bytes: Count

@@ -17,7 +17,8 @@ class ShapeMeasurement:
         batch_size: B.
         padded_length: L in tokens.
         first_call_s: Seconds of the first call: compile, memory, and one step.
-        steady_s: Seconds of each steady step; the first two calls are left out. One at least.
+        steady_s: Seconds of each steady step. One at least.
+        settling_s: Seconds of the calls between the first and the steady ones.
         has_compiled: The first call compiled a graph; False where one graph serves all shapes.
         memory_bytes: Memory of the process after this shape.
         added_bytes: What the shape added to it, >= 0.
@@ -32,6 +33,7 @@ class ShapeMeasurement:
     memory_bytes: int
     added_bytes: int
     loss: float | None
+    settling_s: tuple[float, ...] = ()
 
     @property
     def shape(self) -> Shape:
@@ -50,8 +52,12 @@ class ShapeMeasurement:
 
     @property
     def compile_s(self) -> float:
-        """What the first call took beyond a steady step, seconds, >= 0."""
-        return max(0.0, self.first_call_s - self.step_s)
+        """What the calls before the steady ones took beyond steady steps, seconds, >= 0.
+
+        Nearly all of it is the compile in the first call.
+        """
+        calls_s = (self.first_call_s, *self.settling_s)
+        return max(0.0, sum(calls_s) - len(calls_s) * self.step_s)
 
 
 @dataclass(frozen=True, kw_only=True)

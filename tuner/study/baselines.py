@@ -1,7 +1,7 @@
 """What every study measures besides its own proposals, to hold them against.
 
-All gather the same real tokens for an update and take the largest token budget of the space, so
-that what differs is the way of batching.
+All gather the same real tokens for an update and take the largest token budget of the space that
+fits in memory, so that what differs is the way of batching.
 """
 
 from __future__ import annotations

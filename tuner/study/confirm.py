@@ -38,6 +38,8 @@ BEAT_S = 1.0
 
 NUM_BEST = 2
 """Proposals that are confirmed at most, the baselines aside."""
+CALLS_BEFORE_STEADY = 5
+"""Of a shape in a trial, about: to foretell how long a round takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int) -> float:
         steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
         running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
         mean_step_s = running_s / outcome.config.train.epochs / steps
-        calls = (TIMED_STEPS + 2) * _num_measured(outcome)
+        calls = (TIMED_STEPS + CALLS_BEFORE_STEADY) * _num_measured(outcome)
         one_round_s += outcome.estimate.estimated_compile_s + calls * mean_step_s
     return rounds * one_round_s
 

@@ -17,7 +17,12 @@ from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
 from tuner.simulate.cost_book import CostBook
 from tuner.simulate.measurement import CostKey
-from tuner.study.baselines import TEN_QUANTILES, baseline_names, baseline_overrides
+from tuner.study.baselines import (
+    TEN_QUANTILES,
+    YOUR_CONFIG,
+    baseline_names,
+    baseline_overrides,
+)
 from tuner.study.fill import FILLED, config_to_fill, needs_filling
 from tuner.study.guide import WORTH_ANOTHER_TRIAL, Guide, configure, with_boundaries
 from tuner.study.knowledge import Knowledge
@@ -144,8 +149,9 @@ class Proposer:
         if baseline == FILLED:
             return plan_unit(self._setup, number, self._to_fill(), CostBook(), FILLED)
         if baseline is not None:
-            config = self._baseline(baseline)
-        elif proposal.choice is not None:
+            self._repeats = 0
+            return self._claimed(self._with_precision(self._baseline_unit(number, baseline)))
+        if proposal.choice is not None:
             config = self._configure(proposal.choice, proposal.boundaries)
             same = self._same_as(config)
             if same is not None:
@@ -153,12 +159,29 @@ class Proposer:
                 self._repeats += 1
                 return None
         self._repeats = 0
-        unit = plan_unit(self._setup, number, config, self._knowledge.book, baseline)
+        unit = plan_unit(self._setup, number, config, self._knowledge.book)
         return self._claimed(self._unless_hopeless(self._with_precision(unit)))
+
+    def _baseline_unit(self, number: int, name: str) -> Unit:
+        """With half the token budget as often as its shapes together would not fit in memory.
+
+        A baseline that cannot run is none to hold against.
+        """
+        config = self._baseline(name)
+        while True:
+            unit = plan_unit(self._setup, number, config, self._knowledge.book, name)
+            smaller = (config.batching.tokens_per_batch or 0) // 2
+            is_too_large = unit.outcome is not None and unit.outcome.is_over_memory
+            if name == YOUR_CONFIG or not is_too_large or smaller < self._longest_row(config):
+                return unit
+            config = override_config(config, {"batching.tokens_per_batch": smaller}, source=name)
+
+    def _longest_row(self, config: TrainConfig) -> int:
+        return align_length(self._setup.data.longest, config.batching.align)
 
     def _unless_hopeless(self, unit: Unit) -> Unit:
         """Not measured where what is known says already that it cannot become the best."""
-        if unit.baseline is not None or not unit.needs_process:
+        if not unit.needs_process:
             return unit
         estimate = partial_estimate(unit, (), self._knowledge.book)
         best = self._knowledge.best_speed()

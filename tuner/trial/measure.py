@@ -1,13 +1,20 @@
 """Measuring one config: how shapes are timed. Runs inside the trial's process.
 
-The first call of a shape holds its compile and the taking of its memory, the second is not typical
-yet: both are left out of the steady timings. Every call ends with the result on the host, so a
-timing is of the work and not of the queue.
+The first call of a shape holds its compile and the taking of its memory, and the next ones are not
+typical yet: they are kept apart from the steady timings. Every call ends with the result on the
+host, so a timing is of the work and not of the queue.
+
+On CPU a new graph needs some calls to settle. MindSpore searches for the number of threads of most
+kernels while they run: five calls on one thread, five on two, five on four and so on, and then
+stays at the fastest (ParallelLaunchAutoSearch in its CPU kernels). Measured with 2.10 on two
+cores, 8 x 512: the first five calls 0.75 s, the next five 0.57 s, the 26th 0.48 s; a real run
+takes hundreds of steps of every shape. So the steady calls are the five that run on all cores.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +24,15 @@ from tuner.batching.plan import BatchPlan, PlannedBatch
 from tuner.config.schema import TrainConfig
 from tuner.data.mindrecord import MindRecordSet
 from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
-from tuner.train.device import memory_bytes
+from tuner.train.device import CPU, Device, memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_batches
 
 UNTYPICAL_CALLS = 2
+"""Of a shape whose graph is there already, or on a device that does not search."""
+SEARCH_CALLS = 5
+"""Calls of a kernel with each number of threads that MindSpore's search on CPU tries."""
+MOST_SEARCH_CALLS = 30
 # Long steps are measured well by few: after this many seconds two of them do.
 ENOUGH_S = 3.0
 LEAST_TIMED_STEPS = 2
@@ -77,26 +88,48 @@ def measure_shapes(
     return tuple(measured)
 
 
+def calls_before_steady(device: Device, num_cores: int) -> int:
+    """Calls of a new graph, its first included, that are not typical yet.
+
+    Args:
+        device: What it runs on.
+        num_cores: Cores of the machine, >= 1.
+    """
+    if device.name != CPU:
+        return UNTYPICAL_CALLS
+    doublings = max(1, math.ceil(math.log2(num_cores)))
+    return min(SEARCH_CALLS * doublings, MOST_SEARCH_CALLS)
+
+
 def measure_update(engine: Engine, learning_rate: float, timed_updates: int) -> UpdateMeasurement:
     """Time the optimizer update; the parameters move."""
     seconds = []
-    for number in range(1, timed_updates + UNTYPICAL_CALLS + 1):
+    untypical = _calls_before_steady(engine)
+    for number in range(1, timed_updates + untypical + 1):
         started = time.perf_counter()
         engine.run_update(learning_rate, number, label_tokens=1)
         seconds.append(time.perf_counter() - started)
     return UpdateMeasurement(
-        first_call_s=seconds[0], update_s=statistics.median(seconds[UNTYPICAL_CALLS:])
+        first_call_s=seconds[0], update_s=statistics.median(seconds[untypical:])
     )
+
+
+def _calls_before_steady(engine: Engine) -> int:
+    return calls_before_steady(engine.device, os.cpu_count() or 1)
 
 
 def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasurement:
     seconds: list[float] = []
     losses: list[float] = []
     bytes_before, graphs_before = memory_bytes(engine.device), engine.num_graphs()
-    while not _is_enough(seconds[UNTYPICAL_CALLS:], timed_steps):
+    untypical, has_compiled = UNTYPICAL_CALLS, False
+    while not _is_enough(seconds[untypical:], timed_steps):
         started = time.perf_counter()
         losses.append(engine.run_step(batch))
         seconds.append(time.perf_counter() - started)
+        # Where MindSpore does not count its graphs, a shape is taken to compile.
+        if len(seconds) == 1 and (graphs_before is None or engine.num_graphs() != graphs_before):
+            untypical, has_compiled = _calls_before_steady(engine), True
     size, length = batch.shape
     if not all(math.isfinite(loss) for loss in losses):
         raise DivergedError(f"the loss at B={size} L={length} is {losses[0]}")
@@ -105,9 +138,9 @@ def _measure_shape(engine: Engine, batch: Batch, timed_steps: int) -> ShapeMeasu
         batch_size=size,
         padded_length=length,
         first_call_s=seconds[0],
-        steady_s=tuple(seconds[UNTYPICAL_CALLS:]),
-        # Where MindSpore does not count its graphs, a shape is taken to compile.
-        has_compiled=graphs_before is None or engine.num_graphs() != graphs_before,
+        settling_s=tuple(seconds[1:untypical]),
+        steady_s=tuple(seconds[untypical:]),
+        has_compiled=has_compiled,
         memory_bytes=bytes_after,
         added_bytes=max(0, bytes_after - bytes_before),
         loss=losses[0] / batch.label_tokens if batch.label_tokens else None,

@@ -122,7 +122,8 @@ def is_sound(result: TrialResult) -> bool:
 def is_sound_shape(item: ShapeMeasurement) -> bool:
     """Whether a measurement is of a shape, with one steady step at least."""
     is_shape = min(item.shape) >= 1 and item.added_bytes >= 0
-    return is_shape and bool(item.steady_s) and _are_seconds(item.first_call_s, *item.steady_s)
+    seconds = (item.first_call_s, *item.settling_s, *item.steady_s)
+    return is_shape and bool(item.steady_s) and _are_seconds(*seconds)
 
 
 def _are_seconds(*values: float) -> bool:
