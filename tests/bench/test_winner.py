@@ -27,7 +27,7 @@ from tuner.study.confirm import Round
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 TRIALS = 20
-ROUNDS = 2
+ROUNDS = 3
 TRUE_STEPS = 300
 # Longest row -> how many times as fast as pad-to-longest, at least.
 LEAST_GAIN = {512: 2.4, 1024: 4.0}
