@@ -175,7 +175,7 @@ class CheckpointFolder:
         found = f"{len(folders)} damaged ones" if folders else "none"
         raise BadInputError(
             f"no checkpoint to resume from in {self._folder} ({found})",
-            fix="start without --resume",
+            fix="train without --resume first",
         )
 
     def _all(self) -> list[Path]:
