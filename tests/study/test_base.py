@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,28 @@ def test_other_fields_are_taken_and_the_path_stays(tmp_path):
     overrides = {"train.epochs": 9, "data.path": "elsewhere", "batching.align": 32}
     base = fitted_base(foreign(tmp_path, vocab_size=21), "here", overrides)
     assert (base.train.epochs, base.data.path, base.batching.align) == (9, "here", 32)
+
+
+@pytest.mark.parametrize("as_section", [False, True], ids=["field", "section"])
+def test_a_source_gives_the_sizes(tmp_path, as_section):
+    sizes = {
+        "model_type": "qwen2", "vocab_size": 600, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    source = {"source": str(tmp_path)}
+    overrides = {"model": source} if as_section else {"model.source": str(tmp_path)}
+    base = fitted_base(foreign(tmp_path, vocab_size=21), "here", overrides)
+    assert (base.model.vocab_size, base.model.width, base.model.num_layers) == (600, 64, 3)
+    assert (base.model.attention_bias, base.data.path) == ("qkv", "here")
+    assert f"the model of {tmp_path}" in describe_fitted(base)
+
+
+def test_the_vocabulary_of_a_users_own_cell_is_the_datas(tmp_path):
+    overrides = {"model.factory": "package.module:function"}
+    base = fitted_base(foreign(tmp_path, vocab_size=21), "here", overrides)
+    assert base.model.vocab_size == 21
+    assert "the Cell of package.module:function (vocabulary 21," in describe_fitted(base)
 
 
 def test_a_column_that_is_not_there(tmp_path):

@@ -14,7 +14,7 @@ from strategies import align_slowly, make_config
 from study_case import ONE_POINT, make_space
 
 from tuner.config.override import override_config
-from tuner.config.schema import AlignRule
+from tuner.config.schema import AlignRule, ModelConfig
 from tuner.errors import BadInputError
 from tuner.study.space import (
     Choice,
@@ -23,6 +23,7 @@ from tuner.study.space import (
     choice_overrides,
     first_choices,
     fit_to_device,
+    fit_to_model,
     load_space,
     tokens_per_update,
 )
@@ -136,6 +137,21 @@ class TestMistakes:
         (tmp_path / "space.yaml").write_text(yaml.safe_dump(rest))
         with pytest.raises(BadInputError, match=f"{field} is missing"):
             load_space(str(tmp_path / "space.yaml"))
+
+
+class TestFittingToTheModel:
+    def test_a_users_own_cell_is_not_searched_for_precisions(self):
+        space = make_space(compute_dtype=["fp32", "fp16"], align=[8, 16])
+        model = ModelConfig(vocab_size=5, factory="package.module:function")
+        fitted, (note,) = fit_to_model(space, model)
+        assert fitted.compute_dtype == ("fp32",)
+        assert fitted.model_copy(update={"compute_dtype": space.compute_dtype}) == space
+        assert "the Cell of package.module:function chooses its own precision" in note
+        assert fit_to_model(fitted, model) == (fitted, [])
+
+    def test_the_built_in_decoder_takes_all(self):
+        space = make_space(compute_dtype=["fp32", "fp16"])
+        assert fit_to_model(space, ModelConfig(vocab_size=5)) == (space, [])
 
 
 class TestFittingToTheDevice:

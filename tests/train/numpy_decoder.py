@@ -41,7 +41,33 @@ class NumpyDecoder:
         return self.rounded(group, self.rounded(group, a) @ self.rounded(group, b))
 
     def project(self, x: Array, name: str) -> Array:
-        return self.product(x, self.weights[f"{name}.weight"].T)
+        y = self.product(x, self.weights[f"{name}.weight"].T)
+        if f"{name}.bias" in self.weights:
+            y = self.rounded("products", y + self.weights[f"{name}.bias"])
+        if f"{name}.adapter.lora_a" in self.weights:
+            assert self.config.lora is not None
+            a, b = (self.weights[f"{name}.adapter.lora_{part}"] for part in "ab")
+            y = y + self.config.lora.alpha / self.config.lora.rank * (x @ a.T @ b.T)
+        return y
+
+    def frequency(self, pair: int, size: int) -> float:
+        """Turn of one pair between two neighbouring tokens, in radians."""
+        frequency = self.config.rope_theta ** (-2.0 * pair / size)
+        scaling = self.config.rope_scaling
+        if scaling is None:
+            return frequency
+        if scaling.kind == "linear":
+            return frequency / scaling.factor
+        # Llama 3.1: short waves stay, long ones are stretched, those between are blended.
+        wavelength = 2.0 * np.pi / frequency
+        if wavelength < scaling.original_max_positions / scaling.high_freq_factor:
+            return frequency
+        if wavelength > scaling.original_max_positions / scaling.low_freq_factor:
+            return frequency / scaling.factor
+        smooth = (scaling.original_max_positions / wavelength - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        return (1.0 - smooth) * frequency / scaling.factor + smooth * frequency
 
     def rms_norm(self, x: Array, name: str) -> Array:
         def low(value: Array) -> Array:
@@ -52,16 +78,17 @@ class NumpyDecoder:
         return low(low(x * low(1.0 / np.sqrt(mean_square))) * low(self.weights[f"{name}.weight"]))
 
     def rotate(self, x: Array) -> Array:
-        """Complex rotation of the pairs (i, i + H/2) of [T, H] by position * theta^(-2i/H)."""
+        """Complex rotation of the pairs (i, i + H/2) of [T, H] by position * frequency."""
 
         def low(value: Array) -> Array:
             return self.rounded("rope", value)
 
         length, size = x.shape
         half = size // 2
-        angle = np.arange(length)[:, None] * self.config.rope_theta ** (
-            -2.0 * np.arange(half) / size
-        )
+        if self.config.positions == "learned":
+            return low(x)
+        frequencies = np.array([self.frequency(pair, size) for pair in range(half)])
+        angle = np.arange(length)[:, None] * frequencies
         a, b = low(x[:, :half]), low(x[:, half:])
         cos, sin = low(np.cos(angle)), low(np.sin(angle))
         return np.concatenate(
@@ -79,15 +106,18 @@ class NumpyDecoder:
 
     def attend(self, x: Array, name: str) -> Array:
         """[T, D] of one row, head by head."""
-        size = self.config.width // self.config.num_heads
+        size = self.config.head_size or self.config.width // self.config.num_heads
         group = self.config.num_heads // self.config.num_kv_heads
         q, k, v = (self.project(x, f"{name}.{letter}_proj") for letter in "qkv")
         heads = []
         for head in range(self.config.num_heads):
             kv = head // group
-            qh = self.rotate(q[:, head * size : (head + 1) * size])
-            qh = self.rounded("rope", qh / np.sqrt(size))
-            kh = self.rotate(k[:, kv * size : (kv + 1) * size])
+            qh = q[:, head * size : (head + 1) * size]
+            kh = k[:, kv * size : (kv + 1) * size]
+            if self.config.qk_norm:
+                qh, kh = self.rms_norm(qh, f"{name}.q_norm"), self.rms_norm(kh, f"{name}.k_norm")
+            qh = self.rounded("rope", self.rotate(qh) / np.sqrt(size))
+            kh = self.rotate(kh)
             odds = self.softmax(self.product(qh, kh.T))
             heads.append(self.product(odds, v[:, kv * size : (kv + 1) * size]))
         return self.project(np.concatenate(heads, axis=1), f"{name}.o_proj")
@@ -110,6 +140,9 @@ class NumpyDecoder:
         rows = []
         for ids in input_ids:
             x = self.rounded("embedding", self.weights["embedding"][ids])
+            if self.config.positions == "learned":
+                places = self.weights["position_embedding"][: len(ids)]
+                x = self.rounded("embedding", x + self.rounded("embedding", places))
             for layer in range(self.config.num_layers):
                 name = f"layers.{layer}"
                 normed = self.rms_norm(x, f"{name}.input_norm")
@@ -117,7 +150,8 @@ class NumpyDecoder:
                 normed = self.rms_norm(x, f"{name}.mlp_norm")
                 x = self.add(x, self.swiglu(normed, f"{name}.mlp"))
             x = self.rms_norm(x, "final_norm")
-            rows.append(self.product(x, self.weights["embedding"].T, "logits"))
+            table = "embedding" if self.config.tie_embedding else "logits_weight"
+            rows.append(self.product(x, self.weights[table].T, "logits"))
         return np.stack(rows)
 
 

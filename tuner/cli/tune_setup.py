@@ -11,6 +11,7 @@ from tuner.batching.rows import admit_rows
 from tuner.cli.entry import end_at_once
 from tuner.config.codec import load_config
 from tuner.config.override import override_config, parse_assignments
+from tuner.config.positions import check_length
 from tuner.config.schema import TrainConfig
 from tuner.data.held_out import HELD_OUT, training_part
 from tuner.data.lengths import scan_lengths
@@ -26,7 +27,7 @@ from tuner.study.base import (
     in_tokens_per_update,
 )
 from tuner.study.setup import StudySetup, cost_identity
-from tuner.study.space import fit_to_device, load_space
+from tuner.study.space import fit_to_device, fit_to_model, load_space
 from tuner.trial.folder import StudyFolder
 from tuner.trial.limits import parse_memory_limit
 from tuner.trial.record import Installation
@@ -61,6 +62,7 @@ def set_up_study(
         base, dataset = _open_base(options, notice)
         check_base(dataset, base)
         data = _tuned_data(dataset, base, folder, notice)
+        check_length(base.model, data.longest)
         base = _with_update_size(base, data, notice)
     file = read_cost_file(options.cost_model) if options.cost_model else None
     models = _given_models(file, base, options.cost_model)
@@ -71,8 +73,9 @@ def set_up_study(
         installation = runner.probe(base.device)
         notice(f"trials run on {installation.device}")
     _warn_of_shared_cores(options.jobs, installation, notice)
-    fitted_space, left_out = fit_to_device(space, installation.device)
-    for sentence in left_out:
+    model_space, unfit = fit_to_model(space, base.model)
+    fitted_space, left_out = fit_to_device(model_space, installation.device)
+    for sentence in (*unfit, *left_out):
         notice(sentence)
     return StudySetup(
         base=base,
@@ -140,6 +143,9 @@ def _open_base(options: argparse.Namespace, notice: Notice) -> tuple[TrainConfig
         path = os.path.abspath(options.data or base.data.path)
         base = override_config(base, {"data.path": path, "provenance": None}, source="--data")
         dataset = open_mindrecord(path)
+    if base.model.source is not None:
+        there = {"model.source": os.path.abspath(base.model.source)}
+        base = override_config(base, there, source="model.source")
     if base.evaluation is not None and base.evaluation.path is not None:
         beside = {"evaluation.path": os.path.abspath(base.evaluation.path)}
         base = override_config(base, beside, source="evaluation")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.batching.plan import plan_batches, resolve_boundaries
-from tuner.config.override import override_config
+from tuner.config.codec import parse_model, to_plain
+from tuner.config.override import override_config, override_plain
 from tuner.config.schema import DataConfig, LoopConfig, ModelConfig, TrainConfig
 from tuner.data.content import check_content
 from tuner.data.lengths import Lengths
@@ -39,12 +40,13 @@ class TunedData:
 def fitted_base(
     dataset: MindRecordSet, path: str, overrides: Mapping[str, Any] | None = None
 ) -> TrainConfig:
-    """A config with a small decoder whose vocabulary is the data's.
+    """A config with a small decoder whose vocabulary is the data's, or with a given model.
 
     Args:
         dataset: The opened set.
         path: Where it is, as the config shall name it.
-        overrides: What the user sets, dotted name -> value; columns among them are looked at.
+        overrides: What the user sets, dotted name -> value; columns among them are looked at, and
+            model.source gives the sizes.
 
     Raises:
         BadInputError: the rows are not fit for training, or an override is wrong.
@@ -58,7 +60,12 @@ def fitted_base(
         model=ModelConfig(vocab_size=UNKNOWN_VOCABULARY),
         train=LoopConfig(epochs=PLANNED_EPOCHS),
     )
-    base = override_config(plain, {**(overrides or {}), "data.path": path})
+    given = {**(overrides or {}), "data.path": path}
+    of_user = override_plain({**to_plain(plain), "model": {}}, given)
+    if isinstance(of_user["model"], Mapping) and of_user["model"].get("source") is not None:
+        # The sizes are those of the checkpoint.
+        return parse_model(TrainConfig, of_user, source="--set")
+    base = override_config(plain, given)
     if base.model.vocab_size != UNKNOWN_VOCABULARY:
         return base
     return override_config(base, {"model.vocab_size": _vocabulary(dataset, base.data)})
@@ -67,10 +74,18 @@ def fitted_base(
 def describe_fitted(base: TrainConfig) -> str:
     """What was assumed where the user gave no config."""
     model = base.model
+    if model.source is not None:
+        what = f"the model of {model.source}"
+    elif model.factory is not None:
+        what = f"the Cell of {model.factory} (vocabulary {model.vocab_size}, fitted to the data)"
+    else:
+        what = (
+            f"a small decoder ({model.num_layers} layers, width {model.width}, vocabulary "
+            f"{model.vocab_size}, fitted to the data)"
+        )
     return (
-        f"no --config: trials use a small decoder ({model.num_layers} layers, width "
-        f"{model.width}, vocabulary {model.vocab_size}, fitted to the data) and a planned run of "
-        f"{base.train.epochs} epochs; give --config to tune your own model"
+        f"no --config: trials use {what} and a planned run of {base.train.epochs} epochs; give "
+        "--config to tune your own model"
     )
 
 

@@ -15,6 +15,7 @@ from tuner.config.codec import parse_model, read_yaml, to_plain
 from tuner.config.schema import (
     AlignRule,
     ComputeDtype,
+    ModelConfig,
     StrategyName,
     TrainConfig,
 )
@@ -146,6 +147,22 @@ def fit_to_device(space: SearchSpace, device: str) -> tuple[SearchSpace, list[st
             "are sensitive carries over to an NPU, the speed does not"
         )
     return space.model_copy(update=changes), notes
+
+
+def fit_to_model(space: SearchSpace, model: ModelConfig) -> tuple[SearchSpace, list[str]]:
+    """The space without what a model does not take, and the reasons in words.
+
+    Args:
+        space: As written.
+        model: The model section of the base config.
+    """
+    if model.factory is None or space.compute_dtype == ("fp32",):
+        return space, []
+    note = (
+        "compute_dtype below fp32 not tried: its op groups are those of the built-in decoder, and "
+        f"the Cell of {model.factory} chooses its own precision"
+    )
+    return space.model_copy(update={"compute_dtype": ("fp32",)}), [note]
 
 
 def is_compilable(graph_mode: str, jit_level: str) -> bool:

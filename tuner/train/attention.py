@@ -8,34 +8,17 @@ Shapes: B batch, T padded tokens, D width, N query heads, K key heads, G = N / K
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
-from tuner.train.precision import Dtype, Dtypes
-
-
-def rotary_tables(config: ModelConfig, max_length: int, dtype: Dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles, [max_length, H] of a dtype each.
-
-    The angle of position p and pair i is p * theta^(-2i / H); both halves of a head share them
-    (Su et al., RoFormer, arXiv 2104.09864, in the half-split order that Llama uses).
-    """
-    head_size = config.width // config.num_heads
-    frequencies = config.rope_theta ** (-np.arange(0, head_size, 2) / head_size)
-    angles = np.outer(np.arange(max_length), frequencies)
-    both_halves = np.concatenate([angles, angles], axis=1)
-    return Tensor(np.cos(both_halves), dtype), Tensor(np.sin(both_halves), dtype)
+from tuner.train.layers import RMSNorm, projection
+from tuner.train.precision import Dtypes
 
 
 class Attention(nn.Cell):
     """Self-attention of one layer."""
 
-    def __init__(
-        self, config: ModelConfig, dtypes: Dtypes, new_dense: Callable[[int, int, Dtype], nn.Cell]
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
         self.products = dtypes.products
         self.rope = dtypes.rope
@@ -43,20 +26,36 @@ class Attention(nn.Cell):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.group_size = config.num_heads // config.num_kv_heads
-        self.head_size = config.width // config.num_heads
+        self.head_size = config.size_of_head
+        self.heads_width = self.num_heads * self.head_size
         self.half = self.head_size // 2
         self.scale = self.head_size**-0.5
-        kv_width = self.num_kv_heads * self.head_size
-        self.q_proj = new_dense(config.width, config.width, dtypes.products)
-        self.k_proj = new_dense(config.width, kv_width, dtypes.products)
-        self.v_proj = new_dense(config.width, kv_width, dtypes.products)
-        self.o_proj = new_dense(config.width, config.width, dtypes.products)
+        self.is_rotary = config.positions == "rotary"
+        self.has_qk_norm = config.qk_norm
+        if self.has_qk_norm:
+            self.q_norm = RMSNorm(self.head_size, config.norm_eps, dtypes.norms)
+            self.k_norm = RMSNorm(self.head_size, config.norm_eps, dtypes.norms)
+        self._add_projections(config, dtypes)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
+
+    def _add_projections(self, config: ModelConfig, dtypes: Dtypes) -> None:
+        to_heads = (config.width, self.heads_width)
+        to_kv_heads = (config.width, self.num_kv_heads * self.head_size)
+        to_width = (self.heads_width, config.width)
+        has_bias = config.attention_bias != "none"
+        ends_with_bias = config.attention_bias == "qkvo"
+        dtype = dtypes.products
+        self.q_proj = projection(config, "q_proj", to_heads, dtype, has_bias=has_bias)
+        self.k_proj = projection(config, "k_proj", to_kv_heads, dtype, has_bias=has_bias)
+        self.v_proj = projection(config, "v_proj", to_kv_heads, dtype, has_bias=has_bias)
+        self.o_proj = projection(config, "o_proj", to_width, dtype, has_bias=ends_with_bias)
 
     def rotate(self, x_BNTH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Turn each pair (x_i, x_{i + H/2}) by its angle."""
         x_BNTH = x_BNTH.astype(self.rope)
+        if not self.is_rotary:
+            return x_BNTH
         first, second = x_BNTH[..., : self.half], x_BNTH[..., self.half :]
         return x_BNTH * cos + ops.cat((-second, first), -1) * sin
 
@@ -71,10 +70,13 @@ class Attention(nn.Cell):
             mask: Added to the scores, [T, T] or [B, 1, 1, T, T]; 0, or where hidden the masked
                 score of softmax's dtype.
         """
-        B, T, D = x_BTD.shape
+        B, T, _ = x_BTD.shape
         q_BNTH = self.q_proj(x_BTD).reshape(B, T, self.num_heads, self.head_size)
         k_BKTH = self.k_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
         v_BKTH = self.v_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
+        if self.has_qk_norm:
+            q_BNTH = self.q_norm(q_BNTH)
+            k_BKTH = self.k_norm(k_BKTH)
         q_BNTH = self.rotate(q_BNTH.transpose(0, 2, 1, 3), cos, sin) * self.scale
         k_BKTH = self.rotate(k_BKTH.transpose(0, 2, 1, 3), cos, sin)
         v_BKTH = v_BKTH.transpose(0, 2, 1, 3)
@@ -87,4 +89,4 @@ class Attention(nn.Cell):
         weights = weights.reshape(B, self.num_kv_heads, self.group_size * T, T)
         mixed = self.weigh(weights.astype(self.products), v_BKTH)
         mixed = mixed.reshape(B, self.num_heads, T, self.head_size)
-        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(B, T, D))
+        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(B, T, self.heads_width))

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
+from tuner.train.build import build_model, saves_frozen_weights
 from tuner.train.device import Device
 from tuner.train.graph import num_compiled_graphs, prepare_step, set_level
 from tuner.train.loader import Batch
-from tuner.train.model import Decoder
 from tuner.train.precision import dtypes_of
 from tuner.train.recompiles import RecompileWatch
 from tuner.train.scaling import LossScale
@@ -35,26 +35,38 @@ class Engine:
     Every method returns when the device has done the work, so that the caller may time it.
 
     Attributes:
+        model: What is trained.
         device: What it runs on.
         loss_scale: Of fp16; None in fp32 and bf16, which need none. An update moves it.
         recompiles: Through which every Cell is called; knows the compiles that nobody planned.
     """
 
-    def __init__(self, config: TrainConfig, device: Device, max_padded_length: int) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: Device,
+        max_padded_length: int,
+        *,
+        reads_source: bool = True,
+    ) -> None:
         """Build the model; nothing is compiled yet.
 
         Args:
             config: Model, precision, optimizer, graph.
             device: The opened device.
             max_padded_length: Longest planned row in tokens.
+            reads_source: As `build_model` takes it.
+
+        Raises:
+            BadInputError: as `build_model`.
         """
         self.device = device
         self.loss_scale: LossScale | None = None
         self.recompiles = RecompileWatch()
         self._config = config
         dtypes = dtypes_of(config.precision)
-        model = Decoder(config.model, max_padded_length, config.train.seed, dtypes)
-        loss = SummedLoss(model, dtypes.loss)
+        self.model = build_model(config, max_padded_length, reads_source=reads_source)
+        loss = SummedLoss(self.model, dtypes.loss)
         is_scaled = config.precision.compute_dtype == "fp16"
         if is_scaled:
             self.loss_scale = LossScale(scale=config.precision.loss_scale)
@@ -74,12 +86,17 @@ class Engine:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Everything that a checkpoint holds: weights, gradient buffers, moments."""
+        """Everything that a checkpoint holds: weights, gradient buffers, moments.
+
+        Weights that are not trained come last, unless they are read from model.source again.
+        """
+        is_saved = saves_frozen_weights(self._config.model)
         return [
             *self._step.parameters,
             *self._step.gradients,
             *self._update.first_moments,
             *self._update.second_moments,
+            *(self.model.untrainable_params() if is_saved else ()),
         ]
 
     def run_step(self, batch: Batch) -> float:

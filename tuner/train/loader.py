@@ -33,7 +33,7 @@ Row = tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Which tokens of packed rows belong together.
+    """Which tokens of a row belong together.
 
     Attributes:
         segment_ids_BT: int32 [B, T]; 1, 2, ... for the samples of a row, 0 for padding.
@@ -59,7 +59,7 @@ class Batch:
     Attributes:
         input_ids_BT: int32 [B, T].
         targets_BT: int32 [B, T]; the label of the next position, or -100.
-        packing: Samples of packed rows; None unless the strategy is packed.
+        packing: Samples of rows, for a model that is told them; else None.
         real_tokens: Tokens of rows, after truncation.
         label_tokens: Targets that count.
     """
@@ -76,7 +76,7 @@ class Batch:
         return cls(
             input_ids_BT=np.full(shape, config.data.pad_id, dtype=np.int32),
             targets_BT=np.full(shape, IGNORED_LABEL, dtype=np.int32),
-            packing=Packing.empty(shape) if config.batching.strategy == "packed" else None,
+            packing=Packing.empty(shape) if takes_packing(config) else None,
             real_tokens=0,
             label_tokens=0,
         )
@@ -89,7 +89,7 @@ class Batch:
         targets_BT = np.roll(ids_BT, -1, axis=1)
         targets_BT[:, -1] = IGNORED_LABEL
         packing = None
-        if config.batching.strategy == "packed":
+        if takes_packing(config):
             places_BT = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
             packing = Packing(
                 segment_ids_BT=np.ones(shape, dtype=np.int32), positions_BT=places_BT.copy()
@@ -115,11 +115,20 @@ class Batch:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int32], ...]:
-        """What a step takes: ids and targets; of packed rows segment ids and positions too."""
+        """What a step takes: ids and targets; with packing segment ids and positions too."""
         arrays = (self.input_ids_BT, self.targets_BT)
         if self.packing is None:
             return arrays
         return (*arrays, self.packing.segment_ids_BT, self.packing.positions_BT)
+
+
+def takes_packing(config: TrainConfig) -> bool:
+    """Whether the model takes segment ids and positions.
+
+    The built-in decoder needs them for packed rows only: without them it is faster. A factory's
+    Cell gets them always, of padded rows too, so that it has one signature.
+    """
+    return config.batching.strategy == "packed" or config.model.factory is not None
 
 
 def columns_to_read(data: DataConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""The built-in decoder: RMSNorm, rotary grouped-query attention, SwiGLU, tied embedding.
+"""The built-in decoder: RMSNorm, grouped-query attention, SwiGLU; also what Llama and Qwen have.
 
 Shapes: B batch, T padded tokens, D width, V vocabulary, F width of the SwiGLU layer.
 """
@@ -10,43 +10,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
-from tuner.train.attention import Attention, rotary_tables
-from tuner.train.precision import FP32, MASKED_SCORES, Dtype, Dtypes
-
-
-class Dense(nn.Cell):
-    """Linear map without a bias; weight float32 [num_out, num_in]."""
-
-    def __init__(self, num_in: int, num_out: int, dtype: Dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-        # Filled by initial weights; zeros here so that building costs no random numbers.
-        self.weight = Parameter(Tensor(np.zeros((num_out, num_in)), ms.float32), name="weight")
-        self.product = ops.MatMul(transpose_b=True)
-        self.num_in = num_in
-        self.num_out = num_out
-
-    def construct(self, x: Tensor) -> Tensor:
-        """[..., num_in] to [..., num_out] of its dtype."""
-        flat = x.reshape(-1, self.num_in).astype(self.dtype)
-        flat = self.product(flat, self.weight.astype(self.dtype))
-        return flat.reshape((*x.shape[:-1], self.num_out))
-
-
-class RMSNorm(nn.Cell):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467)."""
-
-    def __init__(self, width: int, eps: float, dtype: Dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-        self.weight = Parameter(Tensor(np.ones(width), ms.float32), name="weight")
-        self.eps = eps
-
-    def construct(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] to [B, T, D] of its dtype."""
-        x_BTD = x_BTD.astype(self.dtype)
-        mean_square = ops.mean(x_BTD * x_BTD, -1, True)
-        return x_BTD * ops.rsqrt(mean_square + self.eps) * self.weight.astype(self.dtype)
+from tuner.train.attention import Attention
+from tuner.train.layers import RMSNorm, projection
+from tuner.train.lora import is_adapter
+from tuner.train.precision import FP32, MASKED_SCORES, Dtypes
+from tuner.train.rotary import rotary_tables
 
 
 class SwiGLU(nn.Cell):
@@ -55,9 +23,10 @@ class SwiGLU(nn.Cell):
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
         self.activations = dtypes.activations
-        self.gate_proj = Dense(config.width, config.ffn_width, dtypes.products)
-        self.up_proj = Dense(config.width, config.ffn_width, dtypes.products)
-        self.down_proj = Dense(config.ffn_width, config.width, dtypes.products)
+        widen, narrow = (config.width, config.ffn_width), (config.ffn_width, config.width)
+        self.gate_proj = projection(config, "gate_proj", widen, dtypes.products)
+        self.up_proj = projection(config, "up_proj", widen, dtypes.products)
+        self.down_proj = projection(config, "down_proj", narrow, dtypes.products)
 
     def construct(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] to [B, T, D] of the products' dtype."""
@@ -73,7 +42,7 @@ class DecoderLayer(nn.Cell):
         super().__init__()
         self.residual = dtypes.residual
         self.input_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
-        self.attention = Attention(config, dtypes, Dense)
+        self.attention = Attention(config, dtypes)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
         self.mlp = SwiGLU(config, dtypes)
 
@@ -92,7 +61,8 @@ class Decoder(nn.Cell):
         config: Sizes.
         max_length: Longest padded row in tokens, inclusive.
         seed: Of the initial weights: normal with init_std, the projections that end a branch
-            divided by sqrt(2 * num_layers) as in GPT-2, norms 1.
+            divided by sqrt(2 * num_layers) as in GPT-2, norms 1, biases and adapters 0. With a
+            source all are 0: they are read from there.
         dtypes: Of its parts; the weights are float32 whatever these are.
     """
 
@@ -100,9 +70,15 @@ class Decoder(nn.Cell):
         self, config: ModelConfig, max_length: int, seed: int, dtypes: Dtypes = FP32
     ) -> None:
         super().__init__()
-        self.embedding = Parameter(
-            Tensor(np.zeros((config.vocab_size, config.width)), ms.float32), name="embedding"
-        )
+        table = (config.vocab_size, config.width)
+        self.embedding = _zeros(table, "embedding")
+        self.is_tied = config.tie_embedding
+        if not self.is_tied:
+            self.logits_weight = _zeros(table, "logits_weight")
+        self.has_learned_positions = config.positions == "learned"
+        if self.has_learned_positions:
+            positions = (config.max_positions or max_length, config.width)
+            self.position_embedding = _zeros(positions, "position_embedding")
         self.layers = nn.CellList([DecoderLayer(config, dtypes) for _ in range(config.num_layers)])
         self.final_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
         self.cos, self.sin = rotary_tables(config, max_length, dtypes.rope)
@@ -113,7 +89,8 @@ class Decoder(nn.Cell):
         self.logits = ops.MatMul(transpose_b=True)
         self.width = config.width
         self.vocab_size = config.vocab_size
-        _set_initial_weights(self, config, seed)
+        if config.source is None:
+            _set_initial_weights(self, config, seed)
 
     def construct(self, input_ids_BT: Tensor, *packing: Tensor) -> Tensor:
         """int32 [B, T] ids to logits [B, T, V] of the logits' dtype.
@@ -127,28 +104,37 @@ class Decoder(nn.Cell):
         places = ops.arange(T)
         is_hidden = places.reshape(1, T) > places.reshape(T, 1)
         cos, sin = self.cos[:T], self.sin[:T]
+        positions = places
         if packing:
-            segment_ids_BT, positions_BT = packing
+            segment_ids_BT, positions = packing
             is_other = segment_ids_BT.reshape(B, 1, 1, 1, T) != segment_ids_BT.reshape(
                 B, 1, 1, T, 1
             )
             is_hidden = ops.logical_or(is_hidden, is_other)
-            cos = ops.gather(self.cos, positions_BT, 0).reshape(B, 1, T, -1)
-            sin = ops.gather(self.sin, positions_BT, 0).reshape(B, 1, T, -1)
+            cos = ops.gather(self.cos, positions, 0).reshape(B, 1, T, -1)
+            sin = ops.gather(self.sin, positions, 0).reshape(B, 1, T, -1)
         mask = is_hidden.astype(self.softmax_dtype) * self.masked_score
         x_BTD = ops.gather(self.embedding, input_ids_BT, 0).astype(self.embedding_dtype)
+        if self.has_learned_positions:
+            offsets = ops.gather(self.position_embedding, positions, 0)
+            x_BTD = x_BTD + offsets.astype(self.embedding_dtype)
         for layer in self.layers:
             x_BTD = layer(x_BTD, cos, sin, mask)
         x_MD = self.final_norm(x_BTD).reshape(-1, self.width).astype(self.logits_dtype)
-        logits_MV = self.logits(x_MD, self.embedding.astype(self.logits_dtype))
+        weight = self.embedding if self.is_tied else self.logits_weight
+        logits_MV = self.logits(x_MD, weight.astype(self.logits_dtype))
         return logits_MV.reshape(B, T, self.vocab_size)
+
+
+def _zeros(shape: tuple[int, int], name: str) -> Parameter:
+    return Parameter(Tensor(np.zeros(shape), ms.float32), name=name)
 
 
 def _set_initial_weights(model: Decoder, config: ModelConfig, seed: int) -> None:
     rng = np.random.default_rng(seed)
     branch_scale = (2 * config.num_layers) ** -0.5
     for name, parameter in model.parameters_and_names():
-        if parameter.ndim < 2:
+        if parameter.ndim < 2 or is_adapter(name):
             continue
         ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
         std = config.init_std * (branch_scale if ends_branch else 1.0)

@@ -11,6 +11,7 @@ from tuner.config.codec import to_plain
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
 from tuner.train.device import installed_versions
+from tuner.train.source import source_fingerprint
 from tuner.train.state import TrainState
 
 DECIDING_SECTIONS = (
@@ -27,6 +28,7 @@ DECIDING_SECTIONS = (
 FREE_FIELDS = {
     "data": {"path"},
     "graph": {"compile_cache"},
+    "model": {"source"},
     "train": {
         "epochs",
         "max_steps",
@@ -87,7 +89,11 @@ def check_provenance(
 
 
 def deciding_fields(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Every field that decides which steps a run takes and what they compute, as plain data."""
+    """Every field that decides which steps a run takes and what they compute, as plain data.
+
+    Raises:
+        BadInputError: the weights that adapters are trained on cannot be read.
+    """
     plain = to_plain(config)
     sections = {
         section: {
@@ -101,6 +107,9 @@ def deciding_fields(config: TrainConfig) -> dict[str, dict[str, Any]]:
     if held_out is not None and held_out.fraction is not None:
         # They decide which rows are trained on.
         sections["evaluation"] = {"fraction": held_out.fraction, "seed": held_out.seed}
+    # Where the first weights came from says nothing later; frozen ones are read again.
+    if config.model.source is not None and config.model.lora is not None:
+        sections["model"]["source_fingerprint"] = source_fingerprint(config.model.source)
     return sections
 
 

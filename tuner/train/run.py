@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
+from tuner.config.positions import check_length
 from tuner.config.schema import TrainConfig
 from tuner.data.content import check_content
 from tuner.data.lengths import Lengths, scan_lengths
@@ -107,7 +108,12 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         return _nothing_left(saved, planned_steps)
     device = open_device(config)
     _check_world(opened, device, watch)
-    engine = Engine(opened.config, device, max(length for _, length in opened.plan.shapes))
+    engine = Engine(
+        opened.config,
+        device,
+        _longest(opened.plan),
+        reads_source=saved is None or config.model.lora is not None,
+    )
     warm_up_s = warm_up(
         engine,
         opened.plan.shapes,
@@ -162,12 +168,13 @@ def _open(config: TrainConfig) -> _Opened:
     )
     lengths = scan_lengths(dataset, config.data.input_column, cache=run_folder(config))
     resolved = resolve_boundaries(lengths, config)
-    return _Opened(
-        config=resolved,
-        dataset=dataset,
-        lengths=lengths,
-        plan=plan_batches(lengths, resolved),
-    )
+    plan = plan_batches(lengths, resolved)
+    check_length(config.model, _longest(plan))
+    return _Opened(config=resolved, dataset=dataset, lengths=lengths, plan=plan)
+
+
+def _longest(plan: BatchPlan) -> int:
+    return max(length for _, length in plan.shapes)
 
 
 def _check_folder(

@@ -1,0 +1,92 @@
+"""What decoder layers are made of: linear maps and norms.
+
+Shapes: B batch, T padded tokens, D width.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from tuner.config.schema import LoraConfig, ModelConfig
+from tuner.train.lora import Adapter
+from tuner.train.precision import Dtype
+
+
+class Dense(nn.Cell):
+    """Linear map; weight float32 [num_out, num_in], bias float32 [num_out].
+
+    Args:
+        num_in: Width of what comes in.
+        num_out: Width of what goes out.
+        dtype: It computes in this and returns it.
+        has_bias: Whether there is a bias.
+        lora: Of its adapter; None: it has none.
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        dtype: Dtype,
+        *,
+        has_bias: bool = False,
+        lora: LoraConfig | None = None,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        # Filled by initial weights; zeros here so that building costs no random numbers.
+        self.weight = Parameter(Tensor(np.zeros((num_out, num_in)), ms.float32), name="weight")
+        self.has_bias = has_bias
+        if has_bias:
+            self.bias = Parameter(Tensor(np.zeros(num_out), ms.float32), name="bias")
+        self.has_adapter = lora is not None
+        if lora is not None:
+            self.adapter = Adapter(num_in, num_out, lora, dtype)
+        self.product = ops.MatMul(transpose_b=True)
+        self.num_in = num_in
+        self.num_out = num_out
+
+    def construct(self, x: Tensor) -> Tensor:
+        """[..., num_in] to [..., num_out] of its dtype."""
+        flat_in = x.reshape(-1, self.num_in).astype(self.dtype)
+        flat = self.product(flat_in, self.weight.astype(self.dtype))
+        if self.has_bias:
+            flat = flat + self.bias.astype(self.dtype)
+        if self.has_adapter:
+            flat = flat + self.adapter(flat_in)
+        return flat.reshape((*x.shape[:-1], self.num_out))
+
+
+def projection(
+    config: ModelConfig, name: str, sizes: tuple[int, int], dtype: Dtype, *, has_bias: bool = False
+) -> Dense:
+    """One of the projections of a layer, with an adapter if the config gives it one.
+
+    Args:
+        config: The model.
+        name: Its name, as `LoraConfig.projections` has it.
+        sizes: Width in and width out.
+        dtype: Of matrix products.
+        has_bias: Whether it has a bias.
+    """
+    lora = config.lora
+    adapted = lora is not None and name in lora.projections
+    return Dense(*sizes, dtype, has_bias=has_bias, lora=lora if adapted else None)
+
+
+class RMSNorm(nn.Cell):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float, dtype: Dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.weight = Parameter(Tensor(np.ones(width), ms.float32), name="weight")
+        self.eps = eps
+
+    def construct(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] to [B, T, D] of its dtype; over the last axis, whatever the others."""
+        x_BTD = x_BTD.astype(self.dtype)
+        mean_square = ops.mean(x_BTD * x_BTD, -1, True)
+        return x_BTD * ops.rsqrt(mean_square + self.eps) * self.weight.astype(self.dtype)
