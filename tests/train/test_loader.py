@@ -55,6 +55,18 @@ def test_a_row_over_the_padded_length_is_cut():
     assert batch.real_tokens == 3
 
 
+def test_rows_are_cut_to_the_longest_length_that_is_admitted():
+    """A packed slot has room for more than that, and other samples stand behind."""
+    config = override_config(PACKED, {"data.max_length": 3}, source="test")
+    rows = [row([1, 2, 3, 4, 5]), row([6, 7, 8])]
+    batch = pad_batch(rows, planned([0, 1], 8, [2]), config)
+    assert batch.input_ids_BT.tolist() == [[1, 2, 3, 6, 7, 8, 9, 9]]
+    assert batch.targets_BT.tolist() == [[2, 3, -100, 7, 8, -100, -100, -100]]
+    assert batch.packing is not None
+    assert batch.packing.segment_ids_BT.tolist() == [[1, 1, 1, 2, 2, 2, 0, 0]]
+    assert batch.real_tokens == 6
+
+
 def test_without_a_label_column_the_ids_are_the_labels():
     config = make_config({"data.label_column": None})
     batch = pad_batch([(np.array([1, 2, 3]),)], planned([0], 3), config)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import PlannedBatch
+from tuner.batching.plan import PlannedBatch, length_limit
 from tuner.config.schema import DataConfig, TrainConfig
 from tuner.data.content import IGNORED_LABEL, check_row
 from tuner.data.mindrecord import MindRecordSet, read_rows
@@ -152,11 +152,14 @@ def pad_batch(rows: Sequence[Row], planned: PlannedBatch, config: TrainConfig) -
     columns = columns_to_read(config.data)
     slots = np.repeat(np.arange(len(planned.rows_per_slot)), planned.rows_per_slot)
     used = np.zeros(len(planned.rows_per_slot), dtype=np.int64)
+    limit = length_limit(config)
     for slot, row, row_index in zip(
         slots.tolist(), rows, planned.row_indices.tolist(), strict=True
     ):
         check_row(f"{config.data.path}: row {row_index}", columns, row, config.model.vocab_size)
-        used[slot] += _put_row(empty, slot, int(used[slot]), row)
+        # Cut as the plan counts it: a slot may be longer than the limit, and hold others behind.
+        cut = tuple(array[:limit] for array in row)
+        used[slot] += _put_row(empty, slot, int(used[slot]), cut)
     return dataclasses.replace(
         empty,
         real_tokens=int(used.sum()),
