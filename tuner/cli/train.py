@@ -8,9 +8,15 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.entry import OneLineParser, add_override_option, run_command
+from tuner.cli.entry import (
+    OneLineParser,
+    add_override_option,
+    exit_on_sigterm,
+    run_command,
+)
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
@@ -22,7 +28,9 @@ EXIT_DIVERGED = 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _check_options(parser, options)
     return run_command(COMMAND, lambda: _train(options))
 
 
@@ -38,7 +46,30 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the newest checkpoint in train.out"
     )
     add_override_option(parser, "train.max_steps=50")
+    parser.add_argument(
+        "--export",
+        metavar="FOLDER",
+        help="train nothing: write the newest checkpoint of train.out as a Hugging Face "
+        "checkpoint, adapters merged, into a new folder",
+    )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="with --export: the checkpoint of the lowest evaluation loss",
+    )
+    parser.add_argument(
+        "--export-dtype",
+        choices=("fp32", "bf16", "fp16"),
+        help="with --export: of the stored numbers (default: fp32)",
+    )
     return parser
+
+
+def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.export is None and (options.best or options.export_dtype is not None):
+        parser.error("--best and --export-dtype need --export FOLDER")
+    if options.export is not None and options.resume:
+        parser.error("--export trains nothing, so it does not go with --resume")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -47,8 +78,25 @@ def _train(options: argparse.Namespace) -> int:
 
     overrides = parse_assignments(options.assignments)
     config = override_config(load_config(options.config), overrides)
+    if options.export is not None:
+        return _export(config, options)
     with StopRequest() as stop:
         return _run(config, stop, resume=options.resume)
+
+
+def _export(config: TrainConfig, options: argparse.Namespace) -> int:
+    from tuner.train.export import ExportOptions, export_run
+
+    exit_on_sigterm()
+    wanted = ExportOptions(dtype=options.export_dtype or "fp32", takes_best=options.best)
+    report = export_run(
+        config, Path(options.export), wanted, lambda line: print(line, file=sys.stderr)
+    )
+    print(
+        f"wrote {report.folder}: {report.family}, {report.num_weights:,} weights as "
+        f"{wanted.dtype}, after {report.steps} steps of training"
+    )
+    return 0
 
 
 def _run(config: TrainConfig, stop: StopRequest, *, resume: bool) -> int:
