@@ -64,7 +64,13 @@ def one_row_batches(label_counts):
     return alone, together
 
 
-@pytest.mark.parametrize("label_counts", [(3, 50, 7), (1, 1, 51), (20, 20, 20)])
+def assert_same_gradient(accumulated, at_once):
+    """To 1e-5 of the largest entry of each weight's gradient."""
+    for left, right in zip(accumulated, at_once, strict=True):
+        assert np.abs(left - right).max() <= 1e-5 * np.abs(right).max()
+
+
+@pytest.mark.parametrize("label_counts", [(3, 50, 7), (1, 1, 51), (20, 20, 20), (50, 0, 2)])
 def test_a_window_of_batches_has_the_gradient_of_one_batch(engine, label_counts):
     alone, together = one_row_batches(label_counts)
     assert together.label_tokens == sum(label_counts)
@@ -74,8 +80,23 @@ def test_a_window_of_batches_has_the_gradient_of_one_batch(engine, label_counts)
     loss = engine.run_step(together)
     at_once = values(engine)[1]
     assert sum(losses) == pytest.approx(loss, rel=1e-5)
-    for left, right in zip(accumulated, at_once, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5 * np.abs(right).max())
+    assert_same_gradient(accumulated, at_once)
+
+
+@pytest.mark.parametrize("windows", [((0, 1), (2,)), ((0,), (1, 2)), ((1,), (0, 2))])
+def test_other_splits_of_the_same_rows_have_the_same_gradient(engine, windows):
+    """3, 50 and 7 labels, as two batches of one and two rows."""
+    _, together = one_row_batches((3, 50, 7))
+    for rows in windows:
+        part = random_batch(SHAPE, [0, 0, 0])
+        for place, row in enumerate(rows):
+            part.input_ids_BT[place] = together.input_ids_BT[row]
+            part.targets_BT[place] = together.targets_BT[row]
+        engine.run_step(part)
+    accumulated = values(engine)[1]
+    engine.run_update(0.0, 1, 60)
+    engine.run_step(together)
+    assert_same_gradient(accumulated, values(engine)[1])
 
 
 def test_a_mean_of_means_would_fail_the_test_above(engine):
@@ -111,6 +132,42 @@ def test_an_update_divides_by_the_labels_of_the_window_and_clears_the_gradients(
         for expected, weight in zip(weights, after, strict=True):
             np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-6)
         assert all(not gradient.any() for gradient in cleared)
+
+
+@pytest.mark.parametrize(
+    ("no_decay", "is_decayed"),
+    [
+        ([], lambda name, ndim: True),
+        (["norms"], lambda name, ndim: ndim > 1),
+        (["embeddings"], lambda name, ndim: name != "embedding"),
+        (["norms", "biases", "embeddings"], lambda name, ndim: ndim > 1 and name != "embedding"),
+    ],
+)
+def test_weights_of_the_named_groups_are_not_decayed(device, no_decay, is_decayed):
+    """Two updates of drawn gradients against AdamW in float64; only the update is compiled."""
+    import mindspore as ms
+
+    settings = {"model.num_layers": 1, **OPTIMIZER, "optimizer.no_decay": no_decay}
+    engine = Engine(make_config({**TINY_MODEL, **settings}), device, SHAPE[1])
+    quarter = len(engine.parameters) // 4
+    names = [parameter.name.rpartition(".")[2] for parameter in engine.parameters[:quarter]]
+    rng = np.random.default_rng(0)
+    expected = [weight.astype(np.float64) for weight in values(engine)[0]]
+    first = [np.zeros_like(weight) for weight in expected]
+    second = [np.zeros_like(weight) for weight in expected]
+    for update in (1, 2):
+        for i, buffer in enumerate(engine.parameters[quarter : 2 * quarter]):
+            gradient = rng.standard_normal(buffer.shape).astype(np.float32)
+            buffer.set_data(ms.Tensor(gradient * np.float32(8)))
+            first[i] = 0.8 * first[i] + 0.2 * gradient
+            second[i] = 0.9 * second[i] + 0.1 * gradient.astype(np.float64) ** 2
+            step = first[i] / (1 - 0.8**update)
+            step /= np.sqrt(second[i] / (1 - 0.9**update)) + 1e-4
+            decay = 0.3 if is_decayed(names[i], expected[i].ndim) else 0.0
+            expected[i] -= 0.05 * (step + decay * expected[i])
+        engine.run_update(0.05, update, label_tokens=8)
+    for weight, wanted in zip(values(engine)[0], expected, strict=True):
+        np.testing.assert_allclose(weight, wanted, rtol=1e-4, atol=2e-6)
 
 
 def test_an_empty_batch_adds_exactly_nothing(engine):
