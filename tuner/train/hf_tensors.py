@@ -125,6 +125,8 @@ def write_stored(
     }
     try:
         serialize_file(specs, path, metadata=METADATA)
+        # The package makes it readable to its owner alone.
+        path.chmod(0o644)
         with path.open("rb") as file:
             os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
