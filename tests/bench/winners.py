@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,8 +26,6 @@ from tuner.trial.runner import ProcessRunner
 
 VOCABULARY = 2048
 """GPT-2's 50,257 ids folded, so that the logits do not hide everything else."""
-
-WARM_UP_LINE = re.compile(r"warm-up seconds\s+[\d.]+\s+([\d.]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +92,13 @@ def train_for(config: TrainConfig, folder: Path, steps: int) -> TrueRun:
         "--set", f"train.out={folder / 'run'}", "--set", f"train.max_steps={steps}",
         "--set", f"train.checkpoint_every_steps={10 * steps}",
     ]  # fmt: skip
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}
-    )
-    found = WARM_UP_LINE.search(done.stdout + done.stderr)
-    assert found is not None, done.stdout + done.stderr
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    summary = json.loads((folder / "run" / "summary.json").read_text())
     records: list[Mapping[str, Any]] = [
         json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
     ]
     return TrueRun(
-        warm_up_s=float(found[1]),
+        warm_up_s=summary["warm_up_s"],
         steps_s=sum(record["step_s"] + record["data_wait_s"] for record in records),
         shapes=tuple((record["batch_size"], record["padded_length"]) for record in records),
         num_updates=records[-1]["updates"],
