@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -90,8 +91,8 @@ def course(run):
 class Killer:
     """Starts a run and kills it at a drawn moment, again and again."""
 
-    def __init__(self, folder, rng, whole_s):
-        self.folder, self.rng, self.whole_s = folder, rng, whole_s
+    def __init__(self, folder, rng, warm_up_s):
+        self.folder, self.rng, self.warm_up_s = folder, rng, warm_up_s
         self.hits = Counter()
 
     def kill_once(self, out):
@@ -111,24 +112,22 @@ class Killer:
         return False
 
     def wait_for_moment(self, moment, process, run, before):
-        if moment == "warm-up":
-            end_s = self.whole_s * self.rng.uniform(0.05, 1.0)
-        elif moment == "any time":
-            end_s = self.whole_s * self.rng.uniform(0.3, 1.3)
-        else:
-            end_s = 600.0
+        """Wait; how long a start takes is learnt from those that got through."""
         begun = time.monotonic()
-        wanted_steps = self.rng.randint(1, STEPS // 3)
-        taken_from = None
+        late = {"warm-up": 0.95, "any time": 1.2}.get(moment)
+        end_s = self.warm_up_s * self.rng.uniform(0.05, late) if late else math.inf
+        wanted_steps = self.rng.randint(1, STEPS // 6)
+        steps_before = None
         while process.poll() is None and time.monotonic() - begun < end_s:
-            if moment in ("step", "save") and self.has_begun(run, before):
-                steps = last_step(run / "metrics.jsonl")
-                taken_from = steps if taken_from is None else taken_from
-                is_there = steps - taken_from >= wanted_steps
-                if is_there and (moment == "step" or unfinished(run)):
-                    return
-            else:
+            if not self.has_begun(run, before):
                 time.sleep(0.01)
+                continue
+            steps = last_step(run / "metrics.jsonl")
+            if steps_before is None:
+                self.warm_up_s, steps_before = time.monotonic() - begun, steps
+            is_there = steps - steps_before >= wanted_steps
+            if is_there and (moment == "step" or (moment == "save" and unfinished(run))):
+                return
 
     def has_begun(self, run, before):
         """Whether this process has opened the metrics, which is when its first step comes."""
