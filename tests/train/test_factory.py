@@ -70,7 +70,10 @@ def expected_loss(engine, samples):
 
 @pytest.mark.parametrize(
     ("strategy", "planned", "mode"),
-    [("bucketed", ALONE, "static"), ("packed", PACKED, "dynamic")],
+    [
+        ("bucketed", ALONE, "static"),
+        pytest.param("packed", PACKED, "dynamic", marks=pytest.mark.slow),
+    ],
 )
 def test_loss_is_that_of_every_sample_alone_padded_or_packed(
     device, samples, strategy, planned, mode

@@ -98,7 +98,10 @@ def test_packed_samples_have_the_logits_that_each_has_alone(device, samples, var
         np.testing.assert_allclose(found, alone, rtol=1e-4, atol=3e-5)
 
 
-@pytest.mark.parametrize(("variant", "mode"), [("qwen3", "static"), ("learned", "dynamic")])
+@pytest.mark.parametrize(
+    ("variant", "mode"),
+    [("qwen3", "static"), pytest.param("learned", "dynamic", marks=pytest.mark.slow)],
+)
 def test_loss_and_gradients_of_a_graph_equal_numpys(device, variant, mode):
     """Gradients as central differences along a random direction of every parameter."""
     config = config_of(variant, **{"graph.mode": mode, "model.num_layers": 1})
