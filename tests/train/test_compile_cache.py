@@ -13,7 +13,6 @@ from tiny_model import TINY_MODEL
 
 from tuner.train.cache_key import CacheKey, cache_key, sources_digest
 from tuner.train.compile_cache import (
-    ENABLE_VARIABLE,
     FRESH_VARIABLE,
     IN_USE_FILE,
     MANIFEST_FILE,
@@ -24,6 +23,7 @@ from tuner.train.compile_cache import (
     parse_manifest,
     time_limit,
 )
+from tuner.train.device import CACHE_VARIABLE, open_device
 
 pytestmark = pytest.mark.mindspore
 
@@ -183,14 +183,20 @@ def test_a_mark_says_that_graphs_are_running_and_goes_when_they_are_checked(fold
 
 def test_the_variables_of_mindspore_are_set_for_the_block_only(folder, monkeypatch):
     monkeypatch.setenv(PATH_VARIABLE, "of the user")
-    monkeypatch.delenv(ENABLE_VARIABLE, raising=False)
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     cache, _ = reopened(folder)
     with pytest.raises(RuntimeError), cache.compiles():
-        assert os.environ[ENABLE_VARIABLE] == "1"
+        assert os.environ[CACHE_VARIABLE] == "1"
         assert os.environ[PATH_VARIABLE] == str(folder)
         raise RuntimeError
-    assert ENABLE_VARIABLE not in os.environ
+    assert CACHE_VARIABLE not in os.environ
     assert os.environ[PATH_VARIABLE] == "of the user"
+
+
+def test_a_device_is_opened_without_the_users_own_compile_cache(device, tiny_config, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, "1")
+    assert open_device(tiny_config) == device
+    assert CACHE_VARIABLE not in os.environ
 
 
 def test_a_block_that_takes_too_long_is_noticed_while_it_runs():

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from tuner.cli.entry import (
     exit_on_sigterm,
     run_command,
 )
+from tuner.cli.start_over import start_over
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 COMMAND = "varseq-train"
 
 EXIT_DIVERGED = 1
+EXIT_START_OVER = 75
+"""EX_TEMPFAIL of sysexits.h: the same command again will do. Nobody sees it from varseq-train
+itself, which then starts over in place."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     _check_options(parser, options)
-    return run_command(COMMAND, lambda: _train(options))
+    # With arguments of its own it runs inside another program, which must not be replaced.
+    return run_command(COMMAND, lambda: _train(options, owns_process=arguments is None))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +77,7 @@ def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--export trains nothing, so it does not go with --resume")
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace, *, owns_process: bool) -> int:
     from tuner.config.codec import load_config
     from tuner.config.override import override_config, parse_assignments
 
@@ -81,7 +86,11 @@ def _train(options: argparse.Namespace) -> int:
     if options.export is not None:
         return _export(config, options)
     with StopRequest() as stop:
-        return _run(config, stop, resume=options.resume)
+        on_stuck = _start_over if owns_process else lambda: None
+        code = _run(config, stop, on_stuck, resume=options.resume)
+    if code == EXIT_START_OVER and owns_process:
+        _start_over()
+    return code
 
 
 def _export(config: TrainConfig, options: argparse.Namespace) -> int:
@@ -99,9 +108,18 @@ def _export(config: TrainConfig, options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(config: TrainConfig, stop: StopRequest, *, resume: bool) -> int:
+def _start_over() -> None:
+    from tuner.train.compile_cache import FRESH_VARIABLE
+
+    start_over(FRESH_VARIABLE, StopRequest.SIGNALS)
+
+
+def _run(
+    config: TrainConfig, stop: StopRequest, on_stuck: Callable[[], None], *, resume: bool
+) -> int:
     # MindSpore is imported only when the config is known to be whole.
     from tuner.cli.train_view import TrainView
+    from tuner.train.compile_cache import UnsoundCacheError
     from tuner.train.loop import DivergedError
     from tuner.train.run import RunWatch, train_run
     from tuner.train.warmup import StoppedError
@@ -112,12 +130,16 @@ def _run(config: TrainConfig, stop: StopRequest, *, resume: bool) -> int:
             on_step=view.step,
             on_notice=view.notice,
             stop_requested=lambda: stop.signal_number is not None,
+            on_stuck=on_stuck,
         )
         try:
             report = train_run(config, watch, resume=resume)
         except DivergedError as error:
             print(f"{COMMAND}: {error}", file=sys.stderr)
             return EXIT_DIVERGED
+        except UnsoundCacheError:
+            # Said already; the folder is removed.
+            return EXIT_START_OVER
         except StoppedError:
             print(f"{COMMAND}: stopped before the first step; nothing to save", file=sys.stderr)
             return 128 + (stop.signal_number or signal.SIGTERM)
@@ -125,6 +147,8 @@ def _run(config: TrainConfig, stop: StopRequest, *, resume: bool) -> int:
         print(f"nothing left to do: all {report.planned_steps} steps are done")
         return 0
     print(view.final_table(config, report))
+    for recompile in report.recompiles:
+        print(f"unplanned compile: {recompile}")
     if stop.signal_number is not None and not report.is_complete:
         print(
             f"stopped after step {report.state.steps} of {report.planned_steps}, saved; "

@@ -31,13 +31,13 @@ from typing import Any
 from tuner.batching.grouping import Shape
 from tuner.config.codec import write_text
 from tuner.train.cache_key import CacheKey
+from tuner.train.device import CACHE_VARIABLE
 
 CACHE_FOLDER = "compile_cache"
 MANIFEST_FILE = "manifest.json"
 IN_USE_FILE = "in_use"
 GRAPH_SUFFIX = ".mindir"
 
-ENABLE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
 PATH_VARIABLE = "MS_COMPILER_CACHE_PATH"
 FRESH_VARIABLE = "VARSEQ_FRESH_GRAPHS"
 """Set for a process that starts over: whatever graphs are there are removed, not read."""
@@ -101,8 +101,8 @@ class CompileCache:
         The variables are set for no longer: child processes and graphs that nobody checks must
         not see them. MindSpore reads the first at every compile, the second at the first one.
         """
-        before = {name: os.environ.get(name) for name in (ENABLE_VARIABLE, PATH_VARIABLE)}
-        os.environ[ENABLE_VARIABLE] = "1"
+        before = {name: os.environ.get(name) for name in (CACHE_VARIABLE, PATH_VARIABLE)}
+        os.environ[CACHE_VARIABLE] = "1"
         os.environ[PATH_VARIABLE] = str(self._folder.resolve())
         try:
             yield

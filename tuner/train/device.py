@@ -23,6 +23,9 @@ from tuner.errors import BadInputError
 CPU = "CPU"
 ASCEND = "Ascend"
 
+CACHE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
+"""MindSpore's switch of its compile cache, read at every compile."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -40,6 +43,8 @@ class Device:
 def open_device(config: TrainConfig, device_id: int = 0) -> Device:
     """Set the process up for the config's device, in graph mode. Call it once, first.
 
+    MindSpore's own compile cache is switched off; `compile_cache` alone switches it on.
+
     Args:
         config: Device, graph and precision.
         device_id: Of several Ascend devices the one to take; CPU has one.
@@ -55,6 +60,9 @@ def open_device(config: TrainConfig, device_id: int = 0) -> Device:
             fix="set graph.jit_level to O0 or O1",
         )
     check_precision(config.precision, name)
+    # It makes MindSpore take graphs from the disk by their place in the order of compiles, with
+    # no look at what they are, and would have a trial measure no compile.
+    os.environ.pop(CACHE_VARIABLE, None)
     if name == ASCEND:
         ms.set_device(name, device_id)
     else:

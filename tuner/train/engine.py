@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
@@ -13,7 +15,7 @@ from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
 from tuner.train.build import build_model, saves_frozen_weights
 from tuner.train.device import Device
-from tuner.train.graph import num_compiled_graphs, prepare_step, set_level
+from tuner.train.graph import num_compiled_graphs, op_by_op, prepare_step, set_level
 from tuner.train.loader import Batch
 from tuner.train.precision import dtypes_of
 from tuner.train.recompiles import RecompileWatch
@@ -85,6 +87,16 @@ class Engine:
             set_level(cell, config.graph)
 
     @property
+    def weights(self) -> tuple[Parameter, ...]:
+        """Those that are trained."""
+        return tuple(self._step.parameters)
+
+    @property
+    def second_moments(self) -> tuple[Parameter, ...]:
+        """Of the optimizer; never negative."""
+        return tuple(self._update.second_moments)
+
+    @property
     def parameters(self) -> list[Parameter]:
         """Everything that a checkpoint holds: weights, gradient buffers, moments.
 
@@ -107,6 +119,17 @@ class Engine:
             inputs.insert(0, Tensor(factor, ms.float32))
         # asnumpy waits for the result, and with it for the whole graph.
         return float(self.recompiles.run(self._step, *inputs).asnumpy())
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Run steps and updates op by op inside the block, and as the same graphs after it."""
+        with op_by_op():
+            as_graph = self._step.loss_and_gradients
+            self._step.loss_and_gradients = self._step.differentiate()
+            try:
+                yield
+            finally:
+                self._step.loss_and_gradients = as_graph
 
     def run_empty_step(self, shape: Shape) -> None:
         """Run a batch without labels: compiles the shape, takes its memory, adds exactly 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +15,19 @@ from tuner.data.content import check_content
 from tuner.data.lengths import Lengths, scan_lengths
 from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
 from tuner.errors import BadInputError
+from tuner.train.cached_graphs import warm_up
 from tuner.train.checkpoint import CheckpointFolder
-from tuner.train.device import Device, open_device, peak_memory_bytes
+from tuner.train.compile_cache import CACHE_FOLDER
+from tuner.train.device import CACHE_VARIABLE, Device, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import columns_to_read
 from tuner.train.loop import Loop, RunParts, run_folder
 from tuner.train.metrics import METRICS_FILE, MetricsFile, StepRecord
 from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
+from tuner.train.recompiles import Recompile
 from tuner.train.run_length import total_steps
 from tuner.train.state import TrainState
-from tuner.train.warmup import warm_up
+from tuner.train.warmup import WarmUpWatch, shapes_in_order
 
 CHECKPOINT_FOLDER = "checkpoints"
 CHECKED_ROWS = 2_000
@@ -38,12 +42,15 @@ class RunWatch:
         on_step: Called with every record.
         on_notice: Called with every line for the user.
         stop_requested: Asked after every step; True saves and ends the run.
+        on_stuck: Called from another thread when a cached graph does not answer: the process
+            has to start over or end.
     """
 
     on_start: Callable[[int, int], None]
     on_step: Callable[[StepRecord], None]
     on_notice: Callable[[str], None]
     stop_requested: Callable[[], bool]
+    on_stuck: Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,7 @@ class RunReport:
         real_tokens: Tokens of rows in those seconds.
         peak_bytes: Largest memory of the process.
         memory_kind: What peak_bytes is.
+        recompiles: Compiles that no warm-up planned.
         was_complete: Whether all planned steps were done before; nothing was run.
     """
 
@@ -68,6 +76,7 @@ class RunReport:
     real_tokens: int
     peak_bytes: int
     memory_kind: str
+    recompiles: tuple[Recompile, ...] = ()
     was_complete: bool = False
 
     @property
@@ -97,6 +106,7 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         BadInputError: data, config and checkpoint do not fit together or cannot be read.
         DivergedError: the loss is not a number any more.
         StoppedError: a stop was requested before the first step.
+        UnsoundCacheError: a cached graph is wrong; start over in a new process.
     """
     opened = _open(config)
     checkpoints = CheckpointFolder(
@@ -106,27 +116,17 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
     saved = _check_folder(opened, checkpoints, watch, resume=resume)
     if saved is not None and saved.steps >= planned_steps:
         return _nothing_left(saved, planned_steps)
-    device = open_device(config)
-    _check_world(opened, device, watch)
+    device = _open_device(opened, watch)
     engine = Engine(
         opened.config,
         device,
         _longest(opened.plan),
         reads_source=saved is None or config.model.lora is not None,
     )
-    warm_up_s = warm_up(
-        engine,
-        opened.plan.shapes,
-        config.graph,
-        notice=watch.on_notice,
-        stop_requested=watch.stop_requested,
-    )
+    warm_up_s = _warm_up(engine, opened, saved, watch)
     state = dataclasses.replace(_initial_state(opened), loss_scale=engine.loss_scale)
     if saved is not None:
-        # What had to be passed over was said when the folder was checked.
-        state = checkpoints.load_newest(engine.parameters, lambda line: None)
-        engine.loss_scale = state.loss_scale
-        watch.on_notice(f"resumed after step {state.steps}")
+        state = _load_newest(checkpoints, engine, watch)
     watch.on_start(planned_steps, state.steps)
     metrics = MetricsFile(run_folder(config), keep_steps=state.steps)
     parts = RunParts(
@@ -151,6 +151,7 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         real_tokens=end.real_tokens - state.real_tokens,
         peak_bytes=peak_memory_bytes(device),
         memory_kind=device.memory_kind,
+        recompiles=engine.recompiles.found,
     )
 
 
@@ -232,6 +233,40 @@ def _check_world(opened: _Opened, device: Device, watch: RunWatch) -> None:
             watch.on_notice(f"{count} rows left out ({reason})")
     if plan.num_truncated:
         watch.on_notice(f"{plan.num_truncated} rows truncated to the longest padded length")
+
+
+def _open_device(opened: _Opened, watch: RunWatch) -> Device:
+    if os.environ.get(CACHE_VARIABLE):
+        watch.on_notice(
+            f"{CACHE_VARIABLE} is not followed, since MindSpore checks nothing about the graphs "
+            "it finds; set graph.compile_cache to true"
+        )
+    device = open_device(opened.config)
+    _check_world(opened, device, watch)
+    return device
+
+
+def _load_newest(checkpoints: CheckpointFolder, engine: Engine, watch: RunWatch) -> TrainState:
+    # What had to be passed over was said when the folder was checked.
+    state = checkpoints.load_newest(engine.parameters, lambda line: None)
+    engine.loss_scale = state.loss_scale
+    watch.on_notice(f"resumed after step {state.steps}")
+    return state
+
+
+def _warm_up(engine: Engine, opened: _Opened, saved: TrainState | None, watch: RunWatch) -> float:
+    config, recorded = opened.config, saved.shapes if saved else ()
+    return warm_up(
+        engine,
+        config,
+        shapes_in_order(opened.plan.shapes, recorded, config.graph),
+        run_folder(config) / CACHE_FOLDER,
+        WarmUpWatch(
+            notice=watch.on_notice,
+            stop_requested=watch.stop_requested,
+            on_stuck=watch.on_stuck,
+        ),
+    )
 
 
 def _initial_state(opened: _Opened) -> TrainState:

@@ -11,6 +11,7 @@ twice as fast as a closure under `jit`, and as fast as one graph that does both.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import mindspore as ms
@@ -53,13 +54,16 @@ class AccumulateStep(nn.Cell):
     Attributes:
         parameters: The trainable parameters.
         gradients: Their buffers, zero at the start.
+        differentiate: Makes `loss_and_gradients` anew; whether that is a graph or runs op by op
+            is decided when it is made.
     """
 
     def __init__(self, loss: SummedLoss) -> None:
         super().__init__()
         self.parameters = ParameterTuple(loss.trainable_params())
         self.gradients = self.parameters.clone("gradient", init="zeros")
-        self.loss_and_gradients = ops.value_and_grad(loss, None, self.parameters)
+        self.differentiate = functools.partial(ops.value_and_grad, loss, None, self.parameters)
+        self.loss_and_gradients = self.differentiate()
         self.each = ops.HyperMap()
 
     def construct(self, input_ids_BT: Tensor, targets_BT: Tensor, *packing: Tensor) -> Tensor:
@@ -89,13 +93,16 @@ class ScaledAccumulateStep(nn.Cell):
     Attributes:
         parameters: The trainable parameters.
         gradients: Their buffers, zero at the start; an overflow stays in them until the update.
+        differentiate: As of `AccumulateStep`.
     """
 
     def __init__(self, loss: SummedLoss) -> None:
         super().__init__()
         self.parameters = ParameterTuple(loss.trainable_params())
         self.gradients = self.parameters.clone("gradient", init="zeros")
-        self.loss_and_gradients = ops.value_and_grad(ScaledLoss(loss), None, self.parameters)
+        scaled = ScaledLoss(loss)
+        self.differentiate = functools.partial(ops.value_and_grad, scaled, None, self.parameters)
+        self.loss_and_gradients = self.differentiate()
 
     def construct(self, factor: Tensor, *inputs: Tensor) -> Tensor:
         """The summed loss of the batch without the factor, float32 scalar."""
