@@ -44,6 +44,7 @@ ONLY_IN = {
     "optuna": ["study/optuna_*.py"],
     "subprocess": ["trial/runner.py"],
     "yaml": ["config/codec.py"],
+    "tensorboardX": ["train/event_file.py"],
 }
 
 OTHER_WAYS_IN = {

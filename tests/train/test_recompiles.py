@@ -18,7 +18,6 @@ from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.engine import Engine
 from tuner.train.graph import num_compiled_graphs
 from tuner.train.loop import Loop, RunParts
-from tuner.train.metrics import MetricsFile
 from tuner.train.recompiles import (
     CONSTANT,
     FIRST_CALL,
@@ -29,6 +28,7 @@ from tuner.train.recompiles import (
     TRAIN_FLIP,
     RecompileWatch,
 )
+from tuner.train.run_log import RunLog
 from tuner.train.state import TrainState
 
 pytestmark = pytest.mark.mindspore
@@ -172,14 +172,14 @@ def test_a_run_counts_from_the_step_on_in_which_a_shape_came_that_nobody_planned
         lengths=scan_lengths(dataset),
         engine=engine,
         checkpoints=CheckpointFolder(tmp_path / "checkpoints", 1),
-        metrics=(metrics := MetricsFile(tmp_path, keep_steps=0)),
+        log=(log := RunLog(tmp_path, 0)),
         on_step=lambda record: None,
         on_notice=notices.append,
         stop_requested=lambda: False,
         evaluate=evaluate,
     )
     Loop(parts, TrainState(), plan_batches(parts.lengths, config)).run()
-    metrics.close()
+    log.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["recompiles"] for line in lines] == [0, 0, 1]
     (recompile,) = engine.recompiles.found

@@ -21,6 +21,7 @@ from tuner.cli.start_over import start_over
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
+    from tuner.data.lengths import Lengths
 
 COMMAND = "varseq-train"
 
@@ -50,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the newest checkpoint in train.out"
     )
+    parser.add_argument(
+        "--accept-data",
+        action="store_true",
+        help="train a tuned config on other data than it was tuned on: with the tuned shapes, "
+        "after saying what tuning again would gain",
+    )
     add_override_option(parser, "train.max_steps=50")
     parser.add_argument(
         "--export",
@@ -73,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.export is None and (options.best or options.export_dtype is not None):
         parser.error("--best and --export-dtype need --export FOLDER")
+    if options.export is not None and options.accept_data:
+        parser.error("--export trains nothing, so it does not go with --accept-data")
     if options.export is not None and options.resume:
         parser.error("--export trains nothing, so it does not go with --resume")
 
@@ -87,7 +96,7 @@ def _train(options: argparse.Namespace, *, owns_process: bool) -> int:
         return _export(config, options)
     with StopRequest() as stop:
         on_stuck = _start_over if owns_process else lambda: None
-        code = _run(config, stop, on_stuck, resume=options.resume)
+        code = _run(config, options, stop, on_stuck)
     if code == EXIT_START_OVER and owns_process:
         _start_over()
     return code
@@ -115,9 +124,13 @@ def _start_over() -> None:
 
 
 def _run(
-    config: TrainConfig, stop: StopRequest, on_stuck: Callable[[], None], *, resume: bool
+    config: TrainConfig,
+    options: argparse.Namespace,
+    stop: StopRequest,
+    on_stuck: Callable[[], None],
 ) -> int:
     # MindSpore is imported only when the config is known to be whole.
+    from tuner.cli.train_end import format_end
     from tuner.cli.train_view import TrainView
     from tuner.train.compile_cache import UnsoundCacheError
     from tuner.train.loop import DivergedError
@@ -131,9 +144,13 @@ def _run(
             on_notice=view.notice,
             stop_requested=lambda: stop.signal_number is not None,
             on_stuck=on_stuck,
+            on_evaluation=view.evaluation,
+            on_other_data=_tell_drift(options.config, view.notice)
+            if options.accept_data
+            else None,
         )
         try:
-            report = train_run(config, watch, resume=resume)
+            report = train_run(config, watch, resume=options.resume)
         except DivergedError as error:
             print(f"{COMMAND}: {error}", file=sys.stderr)
             return EXIT_DIVERGED
@@ -143,10 +160,18 @@ def _run(
         except StoppedError:
             print(f"{COMMAND}: stopped before the first step; nothing to save", file=sys.stderr)
             return 128 + (stop.signal_number or signal.SIGTERM)
-    if report.was_complete:
+    if report.summary is None:
         print(f"nothing left to do: all {report.planned_steps} steps are done")
         return 0
-    print(view.final_table(config, report))
+    tuned = None if report.is_other_data else config.provenance
+    print(
+        format_end(
+            report.summary,
+            tuned.prediction if tuned else None,
+            planned_steps=report.planned_steps,
+            done_steps=report.state.steps,
+        )
+    )
     for recompile in report.recompiles:
         print(f"unplanned compile: {recompile}")
     if stop.signal_number is not None and not report.is_complete:
@@ -156,6 +181,23 @@ def _run(
         )
         return 128 + stop.signal_number
     return 0
+
+
+def _tell_drift(
+    config_path: str, notice: Callable[[str], None]
+) -> Callable[[TrainConfig, Lengths], None]:
+    """What is told of data that a config was not tuned on."""
+
+    def tell(config: TrainConfig, lengths: Lengths) -> None:
+        from tuner.cli.train_drift import describe_drift
+        from tuner.simulate.drift import find_drift
+
+        assert config.provenance is not None
+        drift = find_drift(config, config.provenance, lengths)
+        for line in describe_drift(drift, config_path, config.data.path):
+            notice(line)
+
+    return tell
 
 
 class StopRequest:

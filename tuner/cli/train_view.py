@@ -1,20 +1,15 @@
-"""What varseq-train shows: a progress line while it runs, a table at the end."""
+"""What varseq-train shows while it runs: a progress line, and lines above it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from tabulate import tabulate
 
-from tuner.config.schema import TrainConfig
-from tuner.train.metrics import StepRecord
-from tuner.train.run import RunReport
+from tuner.train.metrics import EvaluationRecord, StepRecord
 
-LOSS_WINDOW_STEPS = 10
 LINE_EVERY_S = 10.0
 
 
@@ -33,8 +28,9 @@ class TrainView:
         )
         self._task: TaskID | None = None
         self._planned_steps = 0
-        self._first_losses: list[float] = []
-        self._last_losses: deque[float] = deque(maxlen=LOSS_WINDOW_STEPS)
+        self._started_after = self._done_steps = 0
+        self._loss: float | None = None
+        self._evaluation_loss: float | None = None
         self._recompiles = 0
         self._real_tokens = self._padded_tokens = 0
         self._started = self._last_line = time.perf_counter()
@@ -49,6 +45,7 @@ class TrainView:
     def start(self, planned_steps: int, done_steps: int) -> None:
         """The first step is about to run."""
         self._planned_steps = planned_steps
+        self._started_after = self._done_steps = done_steps
         self._started = self._last_line = time.perf_counter()
         self._task = self._progress.add_task("", total=planned_steps, completed=done_steps)
 
@@ -62,9 +59,8 @@ class TrainView:
     def step(self, record: StepRecord) -> None:
         """A step is done."""
         if record.loss is not None:
-            if len(self._first_losses) < LOSS_WINDOW_STEPS:
-                self._first_losses.append(record.loss)
-            self._last_losses.append(record.loss)
+            self._loss = record.loss
+        self._done_steps = record.step
         self._real_tokens += record.real_tokens
         self._padded_tokens += record.padded_tokens
         self._recompiles = record.recompiles
@@ -75,56 +71,55 @@ class TrainView:
         is_due = now - self._last_line >= LINE_EVERY_S or record.step == self._planned_steps
         if not self._console.is_terminal and is_due:
             self._last_line = now
-            self.notice(f"step {record.step}/{self._planned_steps} {line}")
+            left = f", {_duration(self._seconds_left(now))} left"
+            self.notice(f"step {record.step}/{self._planned_steps} {line}{left}")
 
-    def final_table(self, config: TrainConfig, report: RunReport) -> str:
-        """Predicted against observed, for the steps since the start or the resumption."""
-        tuned = config.provenance.prediction if config.provenance else None
-        rows = [
-            ("steps", f"{report.planned_steps}", f"{report.state.steps}"),
-            ("optimizer updates", "", f"{report.state.updates}"),
-            (
-                "effective token fraction",
-                f"{tuned.effective_token_fraction:.3f}" if tuned else "",
-                f"{self._effective():.3f}",
-            ),
-            (
-                "real tokens/s after warm-up",
-                f"{tuned.estimated_steady_real_tokens_per_s:,.0f}" if tuned else "",
-                f"{report.real_tokens / report.loop_s:,.0f}",
-            ),
-            (
-                "warm-up seconds",
-                f"{tuned.estimated_compile_s:.1f}" if tuned else "",
-                f"{report.warm_up_s:.1f}",
-            ),
-            ("recompiles after warm-up", "0", f"{self._recompiles}"),
-            (
-                f"peak memory GB ({report.memory_kind})",
-                f"{tuned.peak_bytes / 1e9:.2f}" if tuned else "",
-                f"{report.peak_bytes / 1e9:.2f}",
-            ),
-            (f"loss, mean of first {LOSS_WINDOW_STEPS} steps", "", _mean(self._first_losses)),
-            (f"loss, mean of last {LOSS_WINDOW_STEPS} steps", "", _mean(list(self._last_losses))),
-        ]
-        return tabulate(
-            rows,
-            headers=["", "predicted", "observed"],
-            disable_numparse=True,
-            colalign=("left", "right", "right"),
-        )
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """An evaluation is done."""
+        self._evaluation_loss = record.loss
+        self.notice(describe_evaluation(record))
 
     def _line(self) -> str:
         seconds = max(time.perf_counter() - self._started, 1e-9)
-        loss = f"{self._last_losses[-1]:.3f}" if self._last_losses else "-"
+        evaluated = (
+            "" if self._evaluation_loss is None else f", evaluation {self._evaluation_loss:.3f}"
+        )
         return (
-            f"loss {loss}, {self._real_tokens / seconds:,.0f} real tokens/s, "
-            f"effective {self._effective():.2f}, recompiles {self._recompiles}"
+            f"loss {_loss(self._loss)}{evaluated}, {self._real_tokens / seconds:,.0f} real "
+            f"tokens/s, effective {self._effective():.2f}, recompiles {self._recompiles}"
         )
 
     def _effective(self) -> float:
         return self._real_tokens / self._padded_tokens if self._padded_tokens else 0.0
 
+    def _seconds_left(self, now: float) -> float:
+        """If the steps to come take as long as those of this process."""
+        own_steps = max(1, self._done_steps - self._started_after)
+        return (now - self._started) / own_steps * (self._planned_steps - self._done_steps)
 
-def _mean(values: list[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else "-"
+
+def describe_evaluation(record: EvaluationRecord) -> str:
+    """An evaluation in one line."""
+    if record.loss is None:
+        what = "no labels in its rows" if not record.label_tokens else "the loss is no number"
+        return f"evaluation after step {record.step}: {what}"
+    by_length = ", ".join(f"up to {item.up_to}: {item.loss:.3f}" for item in record.by_length)
+    return (
+        f"evaluation after step {record.step}: loss {record.loss:.4f}, perplexity "
+        f"{_perplexity(record.perplexity)} over {record.label_tokens:,} labels of "
+        f"{record.rows:,} rows in {record.seconds:.1f} s; by length {by_length}"
+    )
+
+
+def _perplexity(value: float | None) -> str:
+    return "beyond all numbers" if value is None else f"{value:,.2f}"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -38,6 +38,7 @@ class Engine:
 
     Attributes:
         model: What is trained.
+        loss: Its summed loss, of a batch as `Batch.arrays` has it.
         device: What it runs on.
         loss_scale: Of fp16; None in fp32 and bf16, which need none. An update moves it.
         recompiles: Through which every Cell is called; knows the compiles that nobody planned.
@@ -68,7 +69,10 @@ class Engine:
         self._config = config
         dtypes = dtypes_of(config.precision)
         self.model = build_model(config, max_padded_length, reads_source=reads_source)
-        loss = SummedLoss(self.model, dtypes.loss)
+        self.loss = SummedLoss(self.model, dtypes.loss)
+        # A step holds it in a function, past which set_train of the step does not reach.
+        self.loss.set_train()
+        loss = self.loss
         is_scaled = config.precision.compute_dtype == "fp16"
         if is_scaled:
             self.loss_scale = LossScale(scale=config.precision.loss_scale)

@@ -27,8 +27,9 @@ from tuner.train.clipping import clip_threshold, is_clipped, norms_after
 from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_ahead, read_batches
-from tuner.train.metrics import MetricsFile, StepRecord
+from tuner.train.metrics import StepRecord
 from tuner.train.run_length import total_real_tokens, total_steps
+from tuner.train.run_log import RunLog
 from tuner.train.scaling import LEAST_SCALE
 from tuner.train.schedule import describe_peak, learning_rate_at, peak_rate
 from tuner.train.state import BestEvaluation, TrainState
@@ -46,7 +47,7 @@ class RunParts:
         lengths: Of all its rows.
         engine: Warmed up, parameters loaded.
         checkpoints: Where states go.
-        metrics: Where records go.
+        log: Where records go.
         on_step: Called with every record, for progress.
         on_notice: Called with every line for the user.
         stop_requested: Asked after every step; True saves and ends the run.
@@ -61,7 +62,7 @@ class RunParts:
     lengths: Lengths
     engine: Engine
     checkpoints: CheckpointFolder
-    metrics: MetricsFile
+    log: RunLog
     on_step: Callable[[StepRecord], None]
     on_notice: Notice
     stop_requested: Callable[[], bool]
@@ -92,6 +93,8 @@ class _Update(NamedTuple):
 class _Seconds(NamedTuple):
     step_s: float
     data_wait_s: float
+    update_s: float
+    """Among step_s."""
 
 
 class Loop:
@@ -162,13 +165,14 @@ class Loop:
         state = self._state_after(batch, num_steps)
         if not math.isfinite(loss_sum):
             raise self._diverged(state, batch, f"the loss is {loss_sum}")
+        updating = time.perf_counter()
         update = self._update(state) if ends_window else None
         if update is not None:
             state = self._state_after_update(state, batch, update)
-        step_s = time.perf_counter() - started
-        epoch = self.state.epoch
-        self.state = state
-        self._tell(self._record(batch, loss_sum, update, epoch, _Seconds(step_s, wait_s)))
+        update_s = time.perf_counter() - updating if ends_window else 0.0
+        seconds = _Seconds(time.perf_counter() - started, wait_s, update_s)
+        before, self.state = self.state, state
+        self._tell(self._record(batch, loss_sum, update, before, seconds))
         self._evaluate_if_due(ends_window)
         if state.steps - self._last_save >= self._parts.config.train.checkpoint_every_steps:
             self._save()
@@ -249,17 +253,24 @@ class Loop:
         return _Update(learning_rate, norm, clip_norm, is_scaled and not math.isfinite(norm))
 
     def _record(
-        self, batch: Batch, loss_sum: float, update: _Update | None, epoch: int, seconds: _Seconds
+        self,
+        batch: Batch,
+        loss_sum: float,
+        update: _Update | None,
+        before: TrainState,
+        seconds: _Seconds,
     ) -> StepRecord:
         size, length = batch.shape
         made = None if update is None or update.is_skipped else update
         recompiles = self._parts.engine.recompiles
         return StepRecord(
             step=self.state.steps,
-            epoch=epoch,
+            epoch=before.epoch,
+            step_in_epoch=before.step_in_epoch,
             batch_size=size,
             padded_length=length,
             step_s=seconds.step_s,
+            update_s=seconds.update_s,
             data_wait_s=seconds.data_wait_s,
             real_tokens=batch.real_tokens,
             padded_tokens=batch.padded_tokens,
@@ -278,14 +289,14 @@ class Loop:
         )
 
     def _tell(self, record: StepRecord) -> None:
-        self._parts.metrics.append(record)
-        self._parts.on_step(record)
+        self._parts.on_step(self._parts.log.append(record))
 
     def _save(self, evaluation_loss: float | None = None) -> None:
         if self.state.steps == self._last_save:
             return
         self._last_save = self.state.steps
         self._writer.save(self.state, self._parts.engine.parameters, evaluation_loss)
+        self._parts.log.pause()
 
 
 def run_folder(config: TrainConfig) -> Path:

@@ -1,4 +1,4 @@
-"""What a run tells: one record a step, as JSON lines; and the figures at the end."""
+"""What a run tells: one record a step and one an evaluation, as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tuner.config.codec import write_text
 from tuner.errors import BadInputError
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATION_FILE = "evaluation.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class StepRecord:
     Attributes:
         step: Steps done, this one included; from 1.
         epoch: From 0.
+        step_in_epoch: From 0; with epoch it says which rows: those of that step of the plan.
         batch_size: B.
         padded_length: L in tokens.
         step_s: Seconds of forward, backward and update.
@@ -35,6 +37,9 @@ class StepRecord:
         learning_rate: Of that update; None if none was made.
         clip_norm: Threshold of that update's gradient norm; None if none was made or none held.
         clipped: Whether that update's gradients were scaled down; None if none was made.
+        update_s: Seconds of the update among those of the step; 0 where none was tried.
+        slow: Whether it took far longer than others of its shape, without a compile or a pause
+            before it that would explain it.
         recompiles: Compiles so far that no warm-up planned.
         memory_bytes: Memory of the process.
         skipped_updates: Updates of fp16 so far whose gradients overflowed.
@@ -62,28 +67,77 @@ class StepRecord:
     recompile_s: float = 0.0
     clip_norm: float | None = None
     clipped: bool | None = None
+    step_in_epoch: int = 0
+    update_s: float = 0.0
+    slow: bool = False
 
 
-class MetricsFile:
-    """metrics.jsonl of a run; on resume, records after the checkpoint's step are taken out."""
+@dataclass(frozen=True, kw_only=True)
+class LengthLoss:
+    """What an evaluation says of the rows of one class of lengths.
 
-    def __init__(self, folder: Path, keep_steps: int) -> None:
+    Attributes:
+        up_to: Their padded or class length in tokens, inclusive; longer than the class before.
+        rows: Rows of it with a label.
+        label_tokens: Their labels.
+        loss: Mean over these.
+        perplexity: exp of it; None where that is more than a float holds.
+    """
+
+    up_to: int
+    rows: int
+    label_tokens: int
+    loss: float
+    perplexity: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """One evaluation, one line of evaluation.jsonl.
+
+    Attributes:
+        step: Steps done.
+        seconds: That it took, reading included.
+        rows: Rows with a label.
+        label_tokens: All labels.
+        loss: Sum of the losses over all labels, divided by their number; None without any, or
+            where it is no number.
+        perplexity: exp of it; None where that is more than a float holds.
+        by_length: Of every class of lengths with a label, by rising length; empty where the loss
+            is no number.
+    """
+
+    step: int
+    seconds: float
+    rows: int
+    label_tokens: int
+    loss: float | None
+    perplexity: float | None
+    by_length: tuple[LengthLoss, ...] = ()
+
+
+class RecordFile:
+    """Records of a run as JSON lines; on resume, those after the checkpoint's step are taken out.
+
+    A record has a `step`.
+    """
+
+    def __init__(self, path: Path, keep_steps: int) -> None:
         """Open for appending.
 
         Args:
-            folder: Folder of the run.
+            path: In the folder of the run.
             keep_steps: Records of later steps are removed; 0 for a new run.
 
         Raises:
             BadInputError: the folder cannot be written.
         """
-        path = folder / METRICS_FILE
         kept = [line for line in _read_lines(path) if line["step"] <= keep_steps]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
-    def append(self, record: StepRecord) -> None:
+    def append(self, record: StepRecord | EvaluationRecord) -> None:
         """Add one line; it is with the system when this returns.
 
         Raises:

@@ -42,40 +42,53 @@ FREE_FIELDS = {
 }
 
 
+def is_other_data(config: TrainConfig, data_fingerprint: str) -> bool:
+    """Whether a config was tuned on other data than is there now."""
+    tuned = config.provenance
+    return tuned is not None and tuned.data_fingerprint != data_fingerprint
+
+
+def other_data_refused(config: TrainConfig, data_fingerprint: str) -> BadInputError:
+    """The refusal of other data than a config was tuned on."""
+    tuned = config.provenance
+    before = tuned.data_fingerprint[:12] if tuned else "nothing"
+    return BadInputError(
+        f"{config.data.path} is not the data this config was tuned on (fingerprint "
+        f"{data_fingerprint[:12]}, tuned on {before})",
+        fix="run varseq-tune on it, or give --accept-data to train with the tuned shapes and see "
+        "what tuning again would gain",
+    )
+
+
 def check_provenance(
     config: TrainConfig,
     *,
-    data_fingerprint: str,
     shapes: Sequence[Shape],
+    accepts_fewer: bool,
     device: str,
     notice: Callable[[str], None],
 ) -> None:
-    """Refuse other data or shapes than were tuned; warn about another device or version.
+    """Refuse other shapes than were tuned; warn about another device or version.
 
     Args:
         config: With or without provenance; without, nothing is compared.
-        data_fingerprint: Of the set that is there now.
         shapes: Of the plan that is about to run.
+        accepts_fewer: Whether some of the tuned shapes may be missing, as other data has them.
         device: Name of the opened device.
         notice: Told every difference that is only warned about.
 
     Raises:
-        BadInputError: the data or the planned shapes differ.
+        BadInputError: the planned shapes differ.
     """
     tuned = config.provenance
     if tuned is None:
         return
-    if tuned.data_fingerprint != data_fingerprint:
-        raise BadInputError(
-            f"{config.data.path} is not the data this config was tuned on (fingerprint "
-            f"{data_fingerprint[:12]}, tuned on {tuned.data_fingerprint[:12]})",
-            fix="run varseq-tune on it, or set provenance to null to train all the same",
-        )
-    if set(tuned.shapes) != set(shapes):
+    is_missing = set(tuned.shapes) != set(shapes) and not accepts_fewer
+    if is_missing or not set(shapes) <= set(tuned.shapes):
         raise BadInputError(
             f"the plan has other shapes than were tuned ({_listed(shapes)} instead of "
             f"{_listed(tuned.shapes)})",
-            fix="undo the change to data or batching, or set provenance to null",
+            fix="undo the change to data, batching or evaluation, or set provenance to null",
         )
     if tuned.device != device:
         notice(

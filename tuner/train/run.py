@@ -6,31 +6,29 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
-from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
-from tuner.config.positions import check_length
 from tuner.config.schema import TrainConfig
-from tuner.data.content import check_content
-from tuner.data.lengths import Lengths, scan_lengths
-from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
 from tuner.errors import BadInputError
 from tuner.train.cached_graphs import warm_up
 from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.compile_cache import CACHE_FOLDER
 from tuner.train.device import CACHE_VARIABLE, Device, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
-from tuner.train.loader import columns_to_read
+from tuner.train.evaluation import Evaluation
 from tuner.train.loop import Loop, RunParts, run_folder
-from tuner.train.metrics import METRICS_FILE, MetricsFile, StepRecord
+from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
 from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
 from tuner.train.recompiles import Recompile
+from tuner.train.run_inputs import OnOtherData, RunInputs, open_inputs
 from tuner.train.run_length import total_steps
+from tuner.train.run_log import RunLog
+from tuner.train.run_summary import RunFigures, RunSummary, sum_up, write_summary
 from tuner.train.state import TrainState
 from tuner.train.warmup import WarmUpWatch, shapes_in_order
 
 CHECKPOINT_FOLDER = "checkpoints"
-CHECKED_ROWS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,9 @@ class RunWatch:
         stop_requested: Asked after every step; True saves and ends the run.
         on_stuck: Called from another thread when a cached graph does not answer: the process
             has to start over or end.
+        on_evaluation: Called with every evaluation.
+        on_other_data: Called with the config and the lengths of the rows when the config was
+            tuned on other data, which is then accepted; None: that is refused.
     """
 
     on_start: Callable[[int, int], None]
@@ -51,6 +52,8 @@ class RunWatch:
     on_notice: Callable[[str], None]
     stop_requested: Callable[[], bool]
     on_stuck: Callable[[], None]
+    on_evaluation: Callable[[EvaluationRecord], None] = lambda record: None
+    on_other_data: OnOtherData | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,37 +63,21 @@ class RunReport:
     Attributes:
         state: Where the run stands.
         planned_steps: Steps of the whole run.
-        warm_up_s: Seconds of compiling before the first step.
-        loop_s: Seconds of the loop, data and checkpoints included.
-        real_tokens: Tokens of rows in those seconds.
-        peak_bytes: Largest memory of the process.
-        memory_kind: What peak_bytes is.
+        summary: Figures of the steps of this process; None if there was nothing left to do.
         recompiles: Compiles that no warm-up planned.
-        was_complete: Whether all planned steps were done before; nothing was run.
+        is_other_data: Whether the config was tuned on other data.
     """
 
     state: TrainState
     planned_steps: int
-    warm_up_s: float
-    loop_s: float
-    real_tokens: int
-    peak_bytes: int
-    memory_kind: str
+    summary: RunSummary | None = None
     recompiles: tuple[Recompile, ...] = ()
-    was_complete: bool = False
+    is_other_data: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether all planned steps are done."""
         return self.state.steps >= self.planned_steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Opened:
-    config: TrainConfig
-    dataset: MindRecordSet
-    lengths: Lengths
-    plan: BatchPlan
 
 
 def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunReport:
@@ -106,83 +93,127 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         BadInputError: data, config and checkpoint do not fit together or cannot be read.
         DivergedError: the loss is not a number any more.
         StoppedError: a stop was requested before the first step.
-        UnsoundCacheError: a cached graph is wrong; start over in a new process.
+        UnsoundCacheError: a cached graph is wrong; its folder is removed, start over in a new
+            process.
     """
-    opened = _open(config)
+    inputs = open_inputs(config, watch.on_other_data)
     checkpoints = CheckpointFolder(
         run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last, config.train.keep_best
     )
-    planned_steps = total_steps(config, opened.plan.num_steps)
-    saved = _check_folder(opened, checkpoints, watch, resume=resume)
+    planned_steps = total_steps(config, inputs.plan.num_steps)
+    saved = _check_folder(inputs, checkpoints, watch, resume=resume)
     if saved is not None and saved.steps >= planned_steps:
-        return _nothing_left(saved, planned_steps)
-    device = _open_device(opened, watch)
-    engine = Engine(
-        opened.config,
-        device,
-        _longest(opened.plan),
-        reads_source=saved is None or config.model.lora is not None,
+        return RunReport(state=saved, planned_steps=planned_steps)
+    if os.environ.get(CACHE_VARIABLE):
+        watch.on_notice(
+            f"{CACHE_VARIABLE} is not followed, since MindSpore checks nothing about the graphs "
+            "it finds; set graph.compile_cache to true"
+        )
+    ready = _make_ready(inputs, checkpoints, saved, watch)
+    watch.on_start(planned_steps, ready.state.steps)
+    log = RunLog(
+        run_folder(config),
+        ready.state.steps,
+        watch.on_notice,
+        writes_events=config.train.tensorboard,
     )
-    warm_up_s = _warm_up(engine, opened, saved, watch)
-    state = dataclasses.replace(_initial_state(opened), loss_scale=engine.loss_scale)
-    if saved is not None:
-        state = _load_newest(checkpoints, engine, watch)
-    watch.on_start(planned_steps, state.steps)
-    metrics = MetricsFile(run_folder(config), keep_steps=state.steps)
-    parts = RunParts(
-        config=opened.config,
-        dataset=opened.dataset,
-        lengths=opened.lengths,
-        engine=engine,
-        checkpoints=checkpoints,
-        metrics=metrics,
-        on_step=watch.on_step,
-        on_notice=watch.on_notice,
-        stop_requested=watch.stop_requested,
-    )
-    started = time.perf_counter()
-    end = Loop(parts, state, opened.plan).run()
-    metrics.close()
+    with closing(log):
+        started = time.perf_counter()
+        end = _loop(inputs, ready, log, checkpoints, watch)
+        run = RunFigures(
+            run_s=time.perf_counter() - started,
+            warm_up_s=ready.warm_up_s,
+            peak_bytes=peak_memory_bytes(ready.engine.device),
+            memory_kind=ready.engine.device.memory_kind,
+        )
+    summary = sum_up(log.figures(), run, config.provenance)
+    write_summary(run_folder(config), summary)
     return RunReport(
         state=end,
         planned_steps=planned_steps,
-        warm_up_s=warm_up_s,
-        loop_s=time.perf_counter() - started,
-        real_tokens=end.real_tokens - state.real_tokens,
-        peak_bytes=peak_memory_bytes(device),
-        memory_kind=device.memory_kind,
-        recompiles=engine.recompiles.found,
+        summary=summary,
+        recompiles=ready.engine.recompiles.found,
+        is_other_data=inputs.is_other_data,
     )
 
 
-def _open(config: TrainConfig) -> _Opened:
-    dataset = open_mindrecord(config.data.path)
-    require_columns(dataset, columns_to_read(config.data))
-    # A look at some rows now, so that a wrong vocabulary shows before the compiles; the loader
-    # checks every row as it comes.
-    check_content(
-        dataset,
-        config.data.input_column,
-        config.data.label_column,
-        config.model.vocab_size,
-        limit_rows=CHECKED_ROWS,
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """What the loop starts from: everything compiled, parameters loaded."""
+
+    engine: Engine
+    evaluation: Evaluation | None
+    state: TrainState
+    warm_up_s: float
+
+
+def _make_ready(
+    inputs: RunInputs, checkpoints: CheckpointFolder, saved: TrainState | None, watch: RunWatch
+) -> _Ready:
+    config = inputs.config
+    device = open_device(config)
+    _check_world(inputs, device, watch)
+    engine = Engine(
+        config,
+        device,
+        inputs.longest,
+        reads_source=saved is None or config.model.lora is not None,
     )
-    lengths = scan_lengths(dataset, config.data.input_column, cache=run_folder(config))
-    resolved = resolve_boundaries(lengths, config)
-    plan = plan_batches(lengths, resolved)
-    check_length(config.model, _longest(plan))
-    return _Opened(config=resolved, dataset=dataset, lengths=lengths, plan=plan)
+    evaluation = Evaluation(engine, inputs.evaluation) if inputs.evaluation else None
+    warm_up_s = _warm_up(engine, inputs, saved, watch)
+    if evaluation is not None:
+        warm_up_s += evaluation.warm_up(watch.on_notice, watch.stop_requested)
+    state = dataclasses.replace(_initial_state(inputs), loss_scale=engine.loss_scale)
+    if saved is not None:
+        # What had to be passed over was said when the folder was checked.
+        state = checkpoints.load_newest(engine.parameters, lambda line: None)
+        engine.loss_scale = state.loss_scale
+        watch.on_notice(f"resumed after step {state.steps}")
+    return _Ready(engine=engine, evaluation=evaluation, state=state, warm_up_s=warm_up_s)
 
 
-def _longest(plan: BatchPlan) -> int:
-    return max(length for _, length in plan.shapes)
+def _loop(
+    inputs: RunInputs,
+    ready: _Ready,
+    log: RunLog,
+    checkpoints: CheckpointFolder,
+    watch: RunWatch,
+) -> TrainState:
+    parts = RunParts(
+        config=inputs.config,
+        dataset=inputs.dataset,
+        lengths=inputs.lengths,
+        engine=ready.engine,
+        checkpoints=checkpoints,
+        log=log,
+        on_step=watch.on_step,
+        on_notice=watch.on_notice,
+        stop_requested=watch.stop_requested,
+        evaluate=_evaluate_with(ready.evaluation, log, watch),
+    )
+    return Loop(parts, ready.state, inputs.plan).run()
+
+
+def _evaluate_with(
+    evaluation: Evaluation | None, log: RunLog, watch: RunWatch
+) -> Callable[[int], float | None] | None:
+    if evaluation is None:
+        return None
+
+    def evaluate(step: int) -> float | None:
+        record = evaluation.run(step)
+        log.evaluated(record)
+        watch.on_evaluation(record)
+        return record.loss
+
+    return evaluate
 
 
 def _check_folder(
-    opened: _Opened, checkpoints: CheckpointFolder, watch: RunWatch, *, resume: bool
+    inputs: RunInputs, checkpoints: CheckpointFolder, watch: RunWatch, *, resume: bool
 ) -> TrainState | None:
     """Refuse to mix runs, before anything dear is done; what will be gone on from, if anything."""
-    folder = run_folder(opened.config)
+    folder = run_folder(inputs.config)
     if resume:
         state = checkpoints.newest_state(watch.on_notice)
         if state is None and (folder / METRICS_FILE).exists() and checkpoints.is_empty():
@@ -192,7 +223,7 @@ def _check_folder(
             raise BadInputError(
                 f"no checkpoint to resume from in {folder}", fix="start without --resume"
             )
-        check_resumable(state, _initial_state(opened), opened.config.data.path)
+        check_resumable(state, _initial_state(inputs), inputs.config.data.path)
         return state
     state = checkpoints.newest_state(lambda line: None)
     if state is not None or (folder / METRICS_FILE).exists():
@@ -204,62 +235,27 @@ def _check_folder(
     return None
 
 
-def _nothing_left(state: TrainState, planned_steps: int) -> RunReport:
-    """The report of a run that was over before it was resumed."""
-    return RunReport(
-        state=state,
-        planned_steps=planned_steps,
-        warm_up_s=0.0,
-        loop_s=0.0,
-        real_tokens=0,
-        peak_bytes=0,
-        memory_kind="",
-        was_complete=True,
-    )
-
-
-def _check_world(opened: _Opened, device: Device, watch: RunWatch) -> None:
+def _check_world(inputs: RunInputs, device: Device, watch: RunWatch) -> None:
     watch.on_notice(f"device: {device.name}")
     check_provenance(
-        opened.config,
-        data_fingerprint=opened.dataset.fingerprint,
-        shapes=opened.plan.shapes,
+        inputs.config,
+        shapes=inputs.plan.shapes,
+        accepts_fewer=inputs.is_other_data,
         device=device.name,
         notice=watch.on_notice,
     )
-    plan = opened.plan
-    for reason, count in plan.dropped.items():
-        if count:
-            watch.on_notice(f"{count} rows left out ({reason})")
-    if plan.num_truncated:
-        watch.on_notice(f"{plan.num_truncated} rows truncated to the longest padded length")
+    for line in inputs.notices():
+        watch.on_notice(line)
 
 
-def _open_device(opened: _Opened, watch: RunWatch) -> Device:
-    if os.environ.get(CACHE_VARIABLE):
-        watch.on_notice(
-            f"{CACHE_VARIABLE} is not followed, since MindSpore checks nothing about the graphs "
-            "it finds; set graph.compile_cache to true"
-        )
-    device = open_device(opened.config)
-    _check_world(opened, device, watch)
-    return device
-
-
-def _load_newest(checkpoints: CheckpointFolder, engine: Engine, watch: RunWatch) -> TrainState:
-    # What had to be passed over was said when the folder was checked.
-    state = checkpoints.load_newest(engine.parameters, lambda line: None)
-    engine.loss_scale = state.loss_scale
-    watch.on_notice(f"resumed after step {state.steps}")
-    return state
-
-
-def _warm_up(engine: Engine, opened: _Opened, saved: TrainState | None, watch: RunWatch) -> float:
-    config, recorded = opened.config, saved.shapes if saved else ()
+def _warm_up(
+    engine: Engine, inputs: RunInputs, saved: TrainState | None, watch: RunWatch
+) -> float:
+    config, recorded = inputs.config, saved.shapes if saved else ()
     return warm_up(
         engine,
         config,
-        shapes_in_order(opened.plan.shapes, recorded, config.graph),
+        shapes_in_order(inputs.plan.shapes, recorded, config.graph),
         run_folder(config) / CACHE_FOLDER,
         WarmUpWatch(
             notice=watch.on_notice,
@@ -269,11 +265,11 @@ def _warm_up(engine: Engine, opened: _Opened, saved: TrainState | None, watch: R
     )
 
 
-def _initial_state(opened: _Opened) -> TrainState:
+def _initial_state(inputs: RunInputs) -> TrainState:
     return TrainState(
-        config=deciding_fields(opened.config),
-        data_fingerprint=opened.dataset.fingerprint,
-        plan_fingerprint=opened.plan.fingerprint,
-        world_size=opened.plan.world_size,
-        shapes=opened.plan.shapes,
+        config=deciding_fields(inputs.config),
+        data_fingerprint=inputs.dataset.fingerprint,
+        plan_fingerprint=inputs.plan.fingerprint,
+        world_size=inputs.plan.world_size,
+        shapes=inputs.plan.shapes,
     )

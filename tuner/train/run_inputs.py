@@ -1,0 +1,117 @@
+"""What a run reads: rows, their plan, rows to evaluate on; all checked before any compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuner.batching.pinned_shapes import pin_shapes
+from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
+from tuner.config.positions import check_length
+from tuner.config.schema import TrainConfig
+from tuner.data.content import check_content
+from tuner.data.held_out import training_part
+from tuner.data.lengths import Lengths, scan_lengths
+from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
+from tuner.train.evaluation_rows import CHECKED_ROWS, EvaluationRows, open_rows
+from tuner.train.loader import columns_to_read
+from tuner.train.loop import run_folder
+from tuner.train.provenance import is_other_data, other_data_refused
+
+OnOtherData = Callable[[TrainConfig, Lengths], None]
+"""Takes a tuned config and the lengths of rows that it was not tuned on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInputs:
+    """What a run works on.
+
+    Attributes:
+        config: Boundaries resolved; on other data than was tuned its shapes are pinned.
+        dataset: The opened MindRecord set.
+        lengths: Of all its rows; those held out are left out.
+        plan: Of epoch 0.
+        evaluation: Rows to evaluate on; None: none.
+        is_other_data: Whether the config was tuned on other data, and that is accepted.
+    """
+
+    config: TrainConfig
+    dataset: MindRecordSet
+    lengths: Lengths
+    plan: BatchPlan
+    evaluation: EvaluationRows | None
+    is_other_data: bool
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest padded row."""
+        return max(length for _, length in self.plan.shapes)
+
+    def notices(self) -> list[str]:
+        """What became of rows that are not batched as they are."""
+        lines = [
+            f"{count} rows left out ({reason})"
+            for reason, count in self.plan.dropped.items()
+            if count
+        ]
+        if self.plan.num_truncated:
+            lines.append(f"{self.plan.num_truncated} rows truncated to the longest padded length")
+        return lines + (self._evaluation_notices() if self.evaluation else [])
+
+    def _evaluation_notices(self) -> list[str]:
+        assert self.evaluation is not None
+        rows, plan = self.evaluation, self.evaluation.plan
+        shapes = len(plan.shapes) if self.config.graph.mode == "static" else 1
+        lines = [f"evaluation: {plan.num_rows} rows, graphs of its own: {shapes}"]
+        if rows.dataset.fingerprint == self.dataset.fingerprint and rows.config.data.path != (
+            self.config.data.path
+        ):
+            lines.append("evaluation: its rows are those that are trained on")
+        if plan.num_truncated:
+            lines.append(f"evaluation: {plan.num_truncated} rows truncated")
+        return lines
+
+
+def open_inputs(config: TrainConfig, on_other_data: OnOtherData | None) -> RunInputs:
+    """Open, check and plan.
+
+    Args:
+        config: The whole of best.yaml.
+        on_other_data: Told when the data is not what was tuned, which is then accepted; None:
+            that is refused.
+
+    Raises:
+        BadInputError: data and config do not fit together or cannot be read.
+    """
+    dataset = open_mindrecord(config.data.path)
+    is_other = is_other_data(config, dataset.fingerprint)
+    if is_other and on_other_data is None:
+        raise other_data_refused(config, dataset.fingerprint)
+    require_columns(dataset, columns_to_read(config.data))
+    # A look at some rows now, so that a wrong vocabulary shows before the compiles; the loader
+    # checks every row as it comes.
+    check_content(
+        dataset,
+        config.data.input_column,
+        config.data.label_column,
+        config.model.vocab_size,
+        limit_rows=CHECKED_ROWS,
+    )
+    every_row = scan_lengths(dataset, config.data.input_column, cache=run_folder(config))
+    lengths = training_part(every_row, config.evaluation)
+    if is_other and on_other_data is not None:
+        on_other_data(config, lengths)
+        assert config.provenance is not None
+        config = pin_shapes(config, config.provenance.shapes)
+    config = resolve_boundaries(lengths, config)
+    plan = plan_batches(lengths, config)
+    check_length(config.model, max(length for _, length in plan.shapes))
+    has_evaluation = config.evaluation is not None
+    return RunInputs(
+        config=config,
+        dataset=dataset,
+        lengths=lengths,
+        plan=plan,
+        evaluation=open_rows(config, dataset, every_row, plan) if has_evaluation else None,
+        is_other_data=is_other,
+    )
