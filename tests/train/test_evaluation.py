@@ -205,7 +205,11 @@ def test_training_has_the_same_bits_with_and_without_and_compiles_nothing(evalua
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"batching.strategy": "packed", "batching.align": 8}, id="packed"),
+        pytest.param(
+            {"batching.strategy": "packed", "batching.align": 8},
+            id="packed",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"batching.strategy": "fixed"}, id="fixed", marks=pytest.mark.slow),
         pytest.param(
             {"batching.strategy": "dynamic", "graph.mode": "dynamic"}, id="one_dynamic_graph"
