@@ -188,7 +188,10 @@ def test_a_signal_finishes_the_step_saves_and_resumes_inside_the_window(
     folder, whole, signal_number, step, code
 ):
     out = f"signal{step}"
-    returned, output, errors = kill_after(folder, out, step, signal_number)
+    # With a save after every step, so that one is in flight.
+    returned, output, errors = kill_after(
+        folder, out, step, signal_number, "--set", "train.checkpoint_every_steps=1"
+    )
     assert returned == code, errors[-3000:]
     assert "go on with --resume" in output
     done_steps = len(records(folder, out))
@@ -265,9 +268,19 @@ def test_other_runs_are_not_overwritten(folder, whole, capsys, config_file):
 def test_resuming_needs_a_checkpoint_and_the_same_run(folder, whole, capsys, config_file):
     arguments = ("--config", config_file, "--resume", "--set")
     assert "no checkpoint" in refused(capsys, *arguments, f"train.out={folder / 'nothing'}")
-    assert "another config" in refused(capsys, *arguments, "optimizer.learning_rate=0.5")
+    line = refused(capsys, *arguments, "optimizer.learning_rate=0.5")
+    assert "another config: optimizer.learning_rate 0.5, the checkpoint has 0.02" in line
     write_rows(folder / "other.mindrecord", counting_rows(150, seed=1))
     assert "other data" in refused(capsys, *arguments, f"data.path={folder / 'other.mindrecord'}")
+
+
+def test_a_finished_run_has_nothing_left_to_do(folder, whole, capsys, config_file):
+    before = (folder / "whole" / "metrics.jsonl").read_bytes()
+    assert main(["--config", config_file, "--resume"]) == 0
+    captured = capsys.readouterr()
+    assert f"nothing left to do: all {STEPS} steps are done" in captured.out
+    assert "warm-up" not in captured.err
+    assert (folder / "whole" / "metrics.jsonl").read_bytes() == before
 
 
 def test_bad_input_is_one_line_and_exit_code_2(folder, capsys, config_file, tmp_path):
