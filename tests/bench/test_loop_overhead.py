@@ -54,9 +54,7 @@ class Bare:
         started = time.perf_counter()
         for number, batch in enumerate(batches, start=1):
             loss = self.step(*map(Tensor, batch.arrays))
-            self.update(
-                *update_arguments(config.optimizer, 1e-4, number, batch.label_tokens, 1.0)
-            )
+            self.update(*update_arguments(config.optimizer, 1e-4, number, batch.label_tokens, 1.0))
             float(loss.asnumpy())
         return time.perf_counter() - started
 
