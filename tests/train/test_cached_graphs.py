@@ -308,35 +308,36 @@ def test_a_cache_is_left_by_no_run_that_did_not_finish_its_warm_up(folder):
     assert not list((folder / "full" / "compile_cache").rglob(MANIFEST_FILE))
 
 
-# The built-in decoder as it is, and shapes of one budget up to 8 x 512.
+# The built-in decoder as it is, and shapes of one budget.
 SIZES = {"vocab_size": 2000}
 LENGTHS = (48, 96, 160, 256, 384, 512)
-TOKENS = 4096
-# The aim is 0.35. While other work took both cores, 0.39 and 0.78 were measured, more than half of
-# it for the checks; a bound that holds on a busy machine can only say that it is worth it.
-MAX_FRACTION = 0.9
+# Padded tokens of a batch -> share of the cold warm-up that one from the cache may take. Each
+# graph has to run its batch once to be checked, which a cache cannot shorten: at 4,096 tokens that
+# is a third of the cached warm-up on two cores (37 % measured), so the aim of 35 % is not reached.
+MAX_FRACTION = {1024: 0.35, 4096: 0.45}
 
 
-@pytest.fixture(scope="module")
-def sized_folder(tmp_path_factory):
-    """Data with rows up to each of six boundaries."""
+@pytest.fixture(scope="module", params=MAX_FRACTION)
+def sized_folder(tmp_path_factory, request):
+    """Data with rows up to each of six boundaries; and the tokens of a batch."""
+    tokens = request.param
     folder = tmp_path_factory.mktemp("sized")
     rng = np.random.default_rng(0)
     description = {"length_of": "input_ids"}
     with MindRecordWriter(folder / "data.mindrecord", description=description) as writer:
         for length in LENGTHS:
-            for _ in range(TOKENS // length):
+            for _ in range(tokens // length):
                 row = rng.integers(0, SIZES["vocab_size"], length).astype(np.int32)
                 writer.write([{"input_ids": row, "labels": row, "length": length}])
     config = {
         "data": {"path": str(folder / "data.mindrecord")},
-        "batching": {"boundaries": list(LENGTHS), "tokens_per_batch": TOKENS},
+        "batching": {"boundaries": list(LENGTHS), "tokens_per_batch": tokens},
         "graph": {"compile_cache": True},
         "model": SIZES,
         "train": {"epochs": 9, "max_steps": 1, "tensorboard": False},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
+    return folder, tokens
 
 
 def warm_up_s(folder, out, *arguments):
@@ -352,14 +353,15 @@ def warm_up_s(folder, out, *arguments):
 
 
 @pytest.mark.slow
-def test_the_warm_up_from_a_cache_is_the_shorter_one_checks_included(sized_folder):
-    plain_s, _ = warm_up_s(sized_folder, "plain", "--set", "graph.compile_cache=false")
-    cold_s, errors = warm_up_s(sized_folder, "run")
+def test_the_warm_up_from_a_cache_takes_a_third_of_the_cold_one_checks_included(sized_folder):
+    folder, tokens = sized_folder
+    plain_s, _ = warm_up_s(folder, "plain", "--set", "graph.compile_cache=false")
+    cold_s, errors = warm_up_s(folder, "run")
     assert num_cached(errors) == (0, len(LENGTHS))
-    cached_s, errors = warm_up_s(sized_folder, "run", "--resume", "--set", "train.max_steps=2")
+    cached_s, errors = warm_up_s(folder, "run", "--resume", "--set", "train.max_steps=2")
     assert num_cached(errors) == (len(LENGTHS), len(LENGTHS))
     print(
-        f"\nwarm-up of {len(LENGTHS)} shapes: {plain_s:.1f} s without a cache, {cold_s:.1f} s "
-        f"filling it, {cached_s:.1f} s from it ({cached_s / cold_s:.0%})\n{errors}"
+        f"\nwarm-up of {len(LENGTHS)} shapes of {tokens} tokens: {plain_s:.1f} s without a cache, "
+        f"{cold_s:.1f} s filling it, {cached_s:.1f} s from it ({cached_s / cold_s:.0%})\n{errors}"
     )
-    assert cached_s <= MAX_FRACTION * min(plain_s, cold_s)
+    assert cached_s <= MAX_FRACTION[tokens] * min(plain_s, cold_s)

@@ -19,9 +19,11 @@ from tuner.train.graph_check import (
     UPDATE_TOLERANCE,
     GraphMismatchError,
     checked_batch,
+    first_rows,
     fresh_step_outputs,
     fresh_update_outputs,
     known_weights,
+    num_distinct_rows,
     relative_error,
     require_equal,
     require_recorded,
@@ -93,9 +95,8 @@ def test_a_graph_equals_its_model_and_every_parameter_keeps_its_bits(engine, con
     before = [parameter.asnumpy().tobytes() for parameter in engine.parameters]
     batch = checked_batch(SHAPE, config)
     with known_weights(engine):
-        require_equal(
-            step_outputs(engine, batch), fresh_step_outputs(engine, batch), TOLERANCES["fp32"]
-        )
+        fresh = fresh_step_outputs(engine, batch, num_distinct_rows(SHAPE, config))
+        require_equal(step_outputs(engine, batch), fresh, TOLERANCES["fp32"])
         assert not any(gradient.any() for gradient in engine.read_gradients())
         found = update_outputs(engine)
         require_equal(found, fresh_update_outputs(engine), UPDATE_TOLERANCE)
@@ -147,6 +148,21 @@ def test_the_checked_batch_has_two_samples_a_row_and_padding(config):
     assert checked_batch((2, 16), config).packing is None
     again = checked_batch((2, 16), packed)
     assert np.array_equal(again.input_ids_BT, batch.input_ids_BT)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 46])
+def test_the_checked_batch_repeats_its_first_row(config, size):
+    packed = make_config({**SMALL, "batching.strategy": "packed"})
+    batch = checked_batch((size, 16), packed)
+    assert num_distinct_rows((size, 16), packed) == 1
+    row = first_rows(batch, 1)
+    assert row.shape == (1, 16)
+    for whole, part in zip(batch.arrays, row.arrays, strict=True):
+        assert np.array_equal(whole, np.tile(part, (size, 1)))
+    assert row.label_tokens * size == batch.label_tokens
+    # In a user's Cell rows may depend on each other.
+    own = make_config({**SMALL, "model.factory": "my_models:make"})
+    assert num_distinct_rows((size, 16), own) == size
 
 
 def checking(engine, config, folder, values, on_stuck=pytest.fail):

@@ -33,6 +33,7 @@ from tuner.train.graph_check import (
     fresh_step_outputs,
     fresh_update_outputs,
     known_weights,
+    num_distinct_rows,
     require_equal,
     require_recorded,
     square_sums,
@@ -210,7 +211,7 @@ class CheckingCompiler:
         batch = checked_batch(shape, self.config)
         return self._check(
             lambda: step_outputs(self.engine, batch),
-            lambda: fresh_step_outputs(self.engine, batch),
+            lambda: fresh_step_outputs(self.engine, batch, num_distinct_rows(shape, self.config)),
             TOLERANCES[self.config.precision.compute_dtype],
         )
 

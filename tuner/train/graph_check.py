@@ -5,8 +5,9 @@ every gradient are compared; the update the same way on known buffers. Weights a
 meanwhile: as they are initialised, norms are 1 and adapters 0, and a graph that is wrong about
 them would not show. Afterwards all parameters hold the bits that they had.
 
-Op by op costs no compile. The other way to fresh values, one dynamic graph for all shapes, would
-cost one, and steps that take twice those of static graphs.
+Op by op costs no compile, but a step takes longer than as a graph. So the batch of a built-in
+decoder repeats one row, and only that runs op by op: rows are independent there, so loss and
+gradients of the whole batch are its own times their number.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def checked_batch(shape: Shape, config: TrainConfig) -> Batch:
         shape: (B, L).
         config: As `Batch.full` takes it.
     """
-    full = Batch.full(shape, config)
+    full = repeated(Batch.full(shape, config), num_distinct_rows(shape, config))
     length = shape[1]
     middle, end = length // 2, length - length // 8
     targets_BT = full.targets_BT.copy()
@@ -76,6 +77,41 @@ def checked_batch(shape: Shape, config: TrainConfig) -> Batch:
         targets_BT=targets_BT,
         packing=packing,
         label_tokens=int((targets_BT != IGNORED_LABEL).sum()),
+    )
+
+
+def num_distinct_rows(shape: Shape, config: TrainConfig) -> int:
+    """Rows of the checked batch that are not repeats; divides B.
+
+    In a user's Cell rows may depend on each other, as in a norm over the batch: all are distinct.
+    """
+    if config.model.factory is not None:
+        return shape[0]
+    return 1
+
+
+def repeated(batch: Batch, num_rows: int) -> Batch:
+    """The first rows of a batch over and over again."""
+    rows = np.arange(batch.shape[0]) % num_rows
+    ids_BT, targets_BT = batch.input_ids_BT[rows], batch.targets_BT[rows]
+    return dataclasses.replace(batch, input_ids_BT=ids_BT, targets_BT=targets_BT)
+
+
+def first_rows(batch: Batch, num_rows: int) -> Batch:
+    """A smaller batch of the first rows of another, of which they are an equal share."""
+    share = batch.shape[0] // num_rows
+    packing = batch.packing
+    if packing is not None:
+        packing = Packing(
+            segment_ids_BT=packing.segment_ids_BT[:num_rows],
+            positions_BT=packing.positions_BT[:num_rows],
+        )
+    return Batch(
+        input_ids_BT=batch.input_ids_BT[:num_rows],
+        targets_BT=batch.targets_BT[:num_rows],
+        packing=packing,
+        real_tokens=batch.real_tokens // share,
+        label_tokens=batch.label_tokens // share,
     )
 
 
@@ -108,10 +144,18 @@ def update_outputs(engine: Engine) -> list[Array]:
     return [np.array([norm], np.float32), *(p.asnumpy().copy() for p in engine.parameters)]
 
 
-def fresh_step_outputs(engine: Engine, batch: Batch) -> list[Array]:
-    """`step_outputs` without a graph."""
+def fresh_step_outputs(engine: Engine, batch: Batch, num_rows: int) -> list[Array]:
+    """`step_outputs` without a graph.
+
+    Args:
+        engine: With the weights of the graph.
+        batch: That the graph ran; repeats its first rows.
+        num_rows: How many; only these are run.
+    """
     with engine.without_graphs():
-        return step_outputs(engine, batch)
+        outputs = step_outputs(engine, first_rows(batch, num_rows))
+    repeats = np.float32(batch.shape[0] // num_rows)
+    return [repeats * output for output in outputs]
 
 
 def fresh_update_outputs(engine: Engine) -> list[Array]:
