@@ -20,6 +20,7 @@ from mindspore import Tensor
 from strategies import make_config
 
 from tuner.config.schema import TrainConfig
+from tuner.train.cached_graphs import warm_up
 from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.device import open_device
 from tuner.train.engine import Engine
@@ -31,7 +32,7 @@ from tuner.train.run_inputs import RunInputs, open_inputs
 from tuner.train.run_log import RunLog
 from tuner.train.state import TrainState
 from tuner.train.step import AccumulateStep, SummedLoss, UpdateStep, update_arguments
-from tuner.train.warmup import warm_up
+from tuner.train.warmup import WarmUpWatch
 from tuner.train.weight_groups import are_decayed
 
 pytestmark = [pytest.mark.slow, pytest.mark.mindspore, pytest.mark.timeout(3600)]
@@ -111,10 +112,8 @@ def test_the_trainer_is_hardly_slower_than_a_bare_loop(inputs, tmp_path):
     device = open_device(config)
     engine = Engine(config, device, inputs.longest)
     bare = make_bare(config, inputs.longest)
-    warm_up(
-        engine, inputs.plan.shapes, config.graph,
-        notice=lambda _: None, stop_requested=lambda: False,
-    )  # fmt: skip
+    watch = WarmUpWatch(notice=lambda _: None, stop_requested=lambda: False, on_stuck=lambda: None)
+    warm_up(engine, config, inputs.plan.shapes, tmp_path / "cache", watch)
     steps = list(inputs.plan.steps_of_rank(0))[:STEPS]
     batches = list(read_batches(inputs.dataset, steps, config))
     # A round that does not count: the bare loop compiles, and kernels of both settle.

@@ -35,8 +35,8 @@ def test_after_an_oom_the_largest_batches_that_fit_are_found(tmp_path):
     setup = make_setup(tmp_path, HUNDRED_ROWS, SPACE, trials=4, memory_limit_bytes=LIMIT)
     result = search(setup, runner, seen)
     assert baselines(result)[PAD_TO_LONGEST].outcome.status == "ok"
-    # 1,280 to 2,048 tokens for each of four shapes.
-    assert baselines(result)[TEN_QUANTILES].outcome.status in ("oom", "refused")
+    # 1,280 to 2,048 tokens for each of four shapes would be too many: half of the budget fits.
+    assert baselines(result)[TEN_QUANTILES].outcome.config.batching.tokens_per_batch == 2 * 512
     filled = baselines(result)[FILLED].outcome
     assert filled.status == "ok" and len(proposals(result)) == 4
     batching = filled.config.batching

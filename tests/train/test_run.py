@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -232,11 +233,12 @@ def test_a_damaged_checkpoint_costs_steps_but_no_bits(folder, whole):
     assert_same_run(folder, out)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_the_update(folder):
+def test_a_loss_or_norm_that_is_no_number_stops_the_run_and_nothing_of_it_is_saved(folder):
     done = run(folder, "diverged", "--set", "optimizer.learning_rate=1e30",
                "--set", "train.clip_norm=null")  # fmt: skip
     assert done.returncode == 1
-    assert "the loss is" in done.stderr
+    assert re.search("the (loss|gradient norm) is (nan|inf)", done.stderr)
+    assert not list((folder / "diverged").glob("checkpoints/step_*"))
     assert "learning_rate" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -12,6 +12,7 @@ from tuner.config.override import override_config
 from tuner.config.schema import TrainConfig
 from tuner.simulate.cost_book import CostBook
 from tuner.simulate.memory import MemoryCost
+from tuner.study.baselines import OVERRIDES
 from tuner.study.memory_search import FilledBucket, Room, fill_buckets_to
 from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.study.setup import StudySetup
@@ -34,7 +35,15 @@ def needs_filling(setup: StudySetup, outcomes: Sequence[NumberedOutcome]) -> boo
     """Whether memory holds the study back: the space asks for it, or a plan did not fit."""
     if setup.space.fill_memory:
         return True
-    return any(item.outcome.status == "oom" or item.outcome.is_over_memory for item in outcomes)
+    if any(item.outcome.status == "oom" or item.outcome.is_over_memory for item in outcomes):
+        return True
+    # All baselines have one token budget, unless one of them would not have fitted.
+    budgets = {
+        item.outcome.config.batching.tokens_per_batch
+        for item in outcomes
+        if item.outcome.baseline in OVERRIDES
+    }
+    return len(budgets) > 1
 
 
 def config_to_fill(outcomes: Sequence[NumberedOutcome]) -> TrainConfig | None:

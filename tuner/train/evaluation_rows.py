@@ -10,14 +10,11 @@ from tuner.batching.evaluation_plan import EvaluationPlan, plan_evaluation
 from tuner.batching.plan import BatchPlan
 from tuner.config.override import override_config
 from tuner.config.schema import TrainConfig
-from tuner.data.content import check_content
 from tuner.data.held_out import held_out_part, row_draws
 from tuner.data.lengths import Lengths, scan_lengths
-from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
+from tuner.data.mindrecord import MindRecordSet, open_mindrecord
 from tuner.errors import BadInputError
-from tuner.train.loader import columns_to_read
-
-CHECKED_ROWS = 2_000
+from tuner.train.loader import check_some_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +54,13 @@ def open_rows(
         own = config
     else:
         own = override_config(config, {"data.path": section.path}, source="evaluation")
-        dataset = _open_beside(own)
+        dataset = open_mindrecord(own.data.path)
+        check_some_rows(dataset, own)
         rows = scan_lengths(dataset, config.data.input_column)
     draws = row_draws(rows.num_samples, section.seed)
     with _told_apart():
         plan = plan_evaluation(rows, own, training.shapes, draws)
     return EvaluationRows(config=_padded_config(own, plan), dataset=dataset, plan=plan)
-
-
-def _open_beside(config: TrainConfig) -> MindRecordSet:
-    """A set of its own, checked as the one that is trained on."""
-    dataset = open_mindrecord(config.data.path)
-    require_columns(dataset, columns_to_read(config.data))
-    check_content(
-        dataset,
-        config.data.input_column,
-        config.data.label_column,
-        config.model.vocab_size,
-        limit_rows=CHECKED_ROWS,
-    )
-    return dataset
 
 
 @contextmanager

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from tuner.batching.grouping import Shape
 from tuner.batching.plan import PlannedBatch, length_limit
 from tuner.config.schema import DataConfig, TrainConfig
-from tuner.data.content import IGNORED_LABEL, check_row
-from tuner.data.mindrecord import MindRecordSet, read_rows
+from tuner.data.content import IGNORED_LABEL, check_content, check_row
+from tuner.data.mindrecord import MindRecordSet, read_rows, require_columns
 
 READ_AHEAD_BATCHES = 4
+CHECKED_ROWS = 2_000
+"""Rows that are looked at before a run starts."""
 
 Row = tuple[NDArray[Any], ...]
 
@@ -135,6 +137,22 @@ def columns_to_read(data: DataConfig) -> list[str]:
     """The columns that training needs: ids, and labels where they are not the ids."""
     columns = [data.input_column, data.label_column]
     return [column for column in columns if column is not None]
+
+
+def check_some_rows(dataset: MindRecordSet, config: TrainConfig) -> None:
+    """A look at columns and rows before anything is compiled; the loader checks every row later.
+
+    Raises:
+        BadInputError: a column is missing, or a row does not fit the config.
+    """
+    require_columns(dataset, columns_to_read(config.data))
+    check_content(
+        dataset,
+        config.data.input_column,
+        config.data.label_column,
+        config.model.vocab_size,
+        limit_rows=CHECKED_ROWS,
+    )
 
 
 def pad_batch(rows: Sequence[Row], planned: PlannedBatch, config: TrainConfig) -> Batch:

@@ -9,12 +9,11 @@ from tuner.batching.pinned_shapes import pin_shapes
 from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
 from tuner.config.positions import check_length
 from tuner.config.schema import TrainConfig
-from tuner.data.content import check_content
 from tuner.data.held_out import training_part
 from tuner.data.lengths import Lengths, scan_lengths
-from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_columns
-from tuner.train.evaluation_rows import CHECKED_ROWS, EvaluationRows, open_rows
-from tuner.train.loader import columns_to_read
+from tuner.data.mindrecord import MindRecordSet, open_mindrecord
+from tuner.train.evaluation_rows import EvaluationRows, open_rows
+from tuner.train.loader import check_some_rows
 from tuner.train.loop import run_folder
 from tuner.train.provenance import is_other_data, other_data_refused
 
@@ -87,16 +86,7 @@ def open_inputs(config: TrainConfig, on_other_data: OnOtherData | None) -> RunIn
     is_other = is_other_data(config, dataset.fingerprint)
     if is_other and on_other_data is None:
         raise other_data_refused(config, dataset.fingerprint)
-    require_columns(dataset, columns_to_read(config.data))
-    # A look at some rows now, so that a wrong vocabulary shows before the compiles; the loader
-    # checks every row as it comes.
-    check_content(
-        dataset,
-        config.data.input_column,
-        config.data.label_column,
-        config.model.vocab_size,
-        limit_rows=CHECKED_ROWS,
-    )
+    check_some_rows(dataset, config)
     every_row = scan_lengths(dataset, config.data.input_column, cache=run_folder(config))
     lengths = training_part(every_row, config.evaluation)
     if is_other and on_other_data is not None:
