@@ -121,6 +121,7 @@ def train(folder, out, steps, *more):
     return [tuple(json.loads(line)[key] for key in keys) for line in lines], weights
 
 
+@pytest.mark.slow
 @pytest.mark.mindspore
 def test_a_run_finds_its_scale_and_resumes_it_to_the_same_bits(tmp_path, capsys):
     rng = np.random.default_rng(0)

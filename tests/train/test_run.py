@@ -171,7 +171,8 @@ def kill_after(folder, out, step, signal_number, *more):
     return process.returncode, output, errors
 
 
-@pytest.mark.parametrize("step", [7, 13])
+# One of each kind by default; test_course.py stops after every step, in one process.
+@pytest.mark.parametrize("step", [pytest.param(7, marks=pytest.mark.slow), 13])
 def test_a_killed_run_resumes_to_the_same_bits(folder, whole, step):
     out = f"killed{step}"
     code, _, _ = kill_after(folder, out, step, signal.SIGKILL, *AT_ONCE)
@@ -183,7 +184,8 @@ def test_a_killed_run_resumes_to_the_same_bits(folder, whole, step):
 
 
 @pytest.mark.parametrize(
-    ("signal_number", "step", "code"), [(signal.SIGTERM, 3, 143), (signal.SIGINT, 8, 130)]
+    ("signal_number", "step", "code"),
+    [(signal.SIGTERM, 3, 143), pytest.param(signal.SIGINT, 8, 130, marks=pytest.mark.slow)],
 )
 def test_a_signal_finishes_the_step_saves_and_resumes_inside_the_window(
     folder, whole, signal_number, step, code
@@ -219,6 +221,7 @@ def test_a_signal_while_warming_up_ends_the_run_with_nothing_written(folder):
     assert not (folder / "early").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_steps_but_no_bits(folder, whole):
     out = "damaged"
     kill_after(folder, out, 13, signal.SIGKILL, *AT_ONCE)
