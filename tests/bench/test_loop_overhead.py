@@ -37,7 +37,7 @@ from tuner.train.weight_groups import are_decayed
 
 pytestmark = [pytest.mark.slow, pytest.mark.mindspore, pytest.mark.timeout(3600)]
 
-STEPS = 60
+STEPS = 40
 ROUNDS = 5
 VOCABULARY = 2048
 LEAST_SPEED = 0.97
