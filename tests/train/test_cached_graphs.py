@@ -16,10 +16,10 @@ import yaml
 from checkpoint_case import parameter_bytes
 
 from tuner.data.mindrecord import MindRecordWriter
+from tuner.train.checksum import file_sha256
 from tuner.train.compile_cache import (
     IN_USE_FILE,
     MANIFEST_FILE,
-    file_sha256,
     format_manifest,
     parse_manifest,
 )

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from tuner.config.codec import write_text
 from tuner.errors import BadInputError
+from tuner.train.checksum import file_sha256
 from tuner.train.state import SavedState, TrainState, format_saved, parse_saved
-from tuner.train.tensor_file import file_sha256, read_tensors, sync_folder, write_tensors
+from tuner.train.tensor_file import read_tensors, sync_folder, write_tensors
 
 PARAMETERS_FILE = "parameters.safetensors"
 STATE_FILE = "state.json"

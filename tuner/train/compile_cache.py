@@ -17,7 +17,6 @@ Ascend, where MindSpore caches the kernels too.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from typing import Any
 from tuner.batching.grouping import Shape
 from tuner.config.codec import write_text
 from tuner.train.cache_key import CacheKey
+from tuner.train.checksum import file_sha256, plain_sha256
 from tuner.train.device import CACHE_VARIABLE
 
 CACHE_FOLDER = "compile_cache"
@@ -171,7 +171,7 @@ def open_cache(root: Path, key: CacheKey, notice: Callable[[str], None]) -> Comp
 def format_manifest(manifest: Manifest) -> str:
     """As JSON, with a checksum of itself."""
     plain = json.loads(json.dumps(asdict(manifest)))
-    return json.dumps({"manifest": plain, "sha256": _checksum(plain)}, indent=1)
+    return json.dumps({"manifest": plain, "sha256": plain_sha256(plain)}, indent=1)
 
 
 def parse_manifest(text: str) -> Manifest:
@@ -182,7 +182,7 @@ def parse_manifest(text: str) -> Manifest:
     """
     content = json.loads(text)
     plain = content["manifest"]
-    if content["sha256"] != _checksum(plain):
+    if content["sha256"] != plain_sha256(plain):
         raise ValueError(f"{MANIFEST_FILE} does not match its checksum")
     graphs = tuple(
         GraphRecord(
@@ -193,15 +193,6 @@ def parse_manifest(text: str) -> Manifest:
         for graph in plain["graphs"]
     )
     return Manifest(key=plain["key"], graphs=graphs, files=dict(plain["files"]))
-
-
-def file_sha256(file: Path) -> str:
-    """Of a file's content."""
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def remove_folder(folder: Path) -> None:
@@ -263,7 +254,3 @@ def _cached_files(folder: Path) -> dict[str, Path]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size)
     own = {folder / MANIFEST_FILE, folder / IN_USE_FILE}
     return {str(file.relative_to(folder)): file for file in files if file not in own}
-
-
-def _checksum(plain: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tuner.train.checksum import plain_sha256
 from tuner.train.scaling import LossScale
 
 
@@ -85,7 +85,7 @@ class SavedState:
 def format_saved(saved: SavedState) -> str:
     """As JSON with a checksum of itself; every number comes back to the bit."""
     plain = asdict(saved)
-    return json.dumps({"saved": plain, "sha256": _checksum(plain)}, indent=1)
+    return json.dumps({"saved": plain, "sha256": plain_sha256(plain)}, indent=1)
 
 
 def parse_saved(text: str) -> SavedState:
@@ -97,7 +97,7 @@ def parse_saved(text: str) -> SavedState:
     """
     content = json.loads(text)
     plain = content["saved"]
-    if content["sha256"] != _checksum(plain):
+    if content["sha256"] != plain_sha256(plain):
         raise ValueError("the state does not match its checksum")
     state = plain.pop("state")
     state["shapes"] = tuple((size, length) for size, length in state["shapes"])
@@ -107,7 +107,3 @@ def parse_saved(text: str) -> SavedState:
     if state["best"] is not None:
         state["best"] = BestEvaluation(**state["best"])
     return SavedState(state=TrainState(**state), **plain)
-
-
-def _checksum(plain: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

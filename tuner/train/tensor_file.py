@@ -30,7 +30,6 @@ DTYPES = {
     "BOOL": "|b1",
 }
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-BLOCK_BYTES = 1 << 22
 
 
 def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -69,19 +68,6 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
         values = np.frombuffer(content[start + first : start + last], DTYPES[entry["dtype"]])
         arrays[name] = values.reshape(entry["shape"])
     return arrays
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file as it can be read now.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
