@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from checkpoint_case import parameter_bytes
+from run_case import VOCAB, small_run
 from test_event_file import scalars
 
 from tuner.batching.plan import plan_batches, resolve_boundaries
@@ -23,7 +24,6 @@ from tuner.simulate.length_shift import length_percentiles
 
 pytestmark = pytest.mark.mindspore
 
-VOCAB = 20
 STEPS = 20
 
 
@@ -43,19 +43,7 @@ def folder(tmp_path_factory):
     write_rows(folder / "data.mindrecord", 150)
     write_rows(folder / "other.mindrecord", 60, seed=1)
     write_rows(folder / "longer.mindrecord", 90, longest=40, seed=2)
-    plain = {
-        "data": {"path": str(folder / "data.mindrecord")},
-        "batching": {"num_buckets": 2, "tokens_per_batch": 128},
-        "model": {
-            "vocab_size": VOCAB, "width": 16, "num_layers": 1, "num_heads": 2,
-            "num_kv_heads": 1, "ffn_width": 16,
-        },
-        "optimizer": {"learning_rate": 0.02},
-        "train": {
-            "epochs": 3, "max_steps": STEPS, "tokens_per_update": 150,
-            "checkpoint_every_steps": 5, "out": str(folder / "run"),
-        },
-    }  # fmt: skip
+    plain = small_run(folder, "run", STEPS)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain))
     return folder
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import yaml
 from checkpoint_case import parameter_bytes
+from run_case import VOCAB, small_run
 
 from tuner.cli.train import main
 from tuner.data.mindrecord import MindRecordWriter
 
 pytestmark = pytest.mark.mindspore
 
-VOCAB = 20
 STEPS = 24
 
 
@@ -55,19 +55,7 @@ def folder(tmp_path_factory):
     """A folder with data and a config of two shapes, several steps a window, two epochs."""
     folder = tmp_path_factory.mktemp("run")
     write_rows(folder / "data.mindrecord", counting_rows(150))
-    config = {
-        "data": {"path": str(folder / "data.mindrecord")},
-        "batching": {"num_buckets": 2, "tokens_per_batch": 128},
-        "model": {
-            "vocab_size": VOCAB, "width": 16, "num_layers": 1, "num_heads": 2,
-            "num_kv_heads": 1, "ffn_width": 16,
-        },
-        "optimizer": {"learning_rate": 0.02},
-        "train": {
-            "epochs": 3, "max_steps": STEPS, "tokens_per_update": 150,
-            "checkpoint_every_steps": 5, "out": str(folder / "whole"),
-        },
-    }  # fmt: skip
+    config = small_run(folder, "whole", STEPS)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
 
