@@ -5,7 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tuner.data.mindrecord import MindRecordWriter
+
 VOCAB = 20
+
+
+def write_counting_rows(path: Path, num_rows: int, lengths: tuple[int, int], seed: int = 0) -> str:
+    """Rows that count upwards modulo VOCAB, of lengths from the first up to below the second."""
+    rng = np.random.default_rng(seed)
+    with MindRecordWriter(path, description={"length_of": "input_ids"}) as writer:
+        for _ in range(num_rows):
+            ids = (rng.integers(VOCAB) + np.arange(rng.integers(*lengths))) % VOCAB
+            ids = ids.astype(np.int32)
+            writer.write([{"input_ids": ids, "labels": ids, "length": len(ids)}])
+    return str(path)
 
 
 def small_run(folder: Path, out: str, max_steps: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.train.metrics import StepRecord
+from tuner.train.metrics import EvaluationRecord, LengthLoss, StepRecord
 
 
 def record(step, shape=(2, 8), step_s=0.1, **changes):
@@ -14,3 +14,10 @@ def record(step, shape=(2, 8), step_s=0.1, **changes):
         "grad_norm": 0.5, "learning_rate": 1e-3, "recompiles": 0, "memory_bytes": 1,
     }  # fmt: skip
     return StepRecord(**{**fields, **changes})
+
+
+def evaluation_record(step, loss, perplexity):
+    """Of two rows of one class."""
+    figures = {"rows": 2, "label_tokens": 9, "loss": loss, "perplexity": perplexity}
+    part = LengthLoss(up_to=64, **figures)
+    return EvaluationRecord(step=step, seconds=0.5, by_length=(part,), **figures)

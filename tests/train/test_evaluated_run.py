@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import yaml
 from checkpoint_case import parameter_bytes
-from run_case import VOCAB, small_run
+from run_case import small_run, write_counting_rows
 from test_event_file import scalars
 
 from tuner.batching.plan import plan_batches, resolve_boundaries
 from tuner.config.codec import load_config, to_plain
 from tuner.data.lengths import scan_lengths
-from tuner.data.mindrecord import MindRecordWriter, open_mindrecord
+from tuner.data.mindrecord import open_mindrecord
 from tuner.simulate.length_shift import length_percentiles
 
 pytestmark = pytest.mark.mindspore
@@ -28,13 +28,7 @@ STEPS = 20
 
 
 def write_rows(path, num_rows, longest=16, seed=0):
-    rng = np.random.default_rng(seed)
-    with MindRecordWriter(path, description={"length_of": "input_ids"}) as writer:
-        for _ in range(num_rows):
-            ids = (rng.integers(VOCAB) + np.arange(rng.integers(3, longest + 1))) % VOCAB
-            ids = ids.astype(np.int32)
-            writer.write([{"input_ids": ids, "labels": ids, "length": len(ids)}])
-    return str(path)
+    return write_counting_rows(path, num_rows, (3, longest + 1), seed)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from step_records import record
+from step_records import evaluation_record, record
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from tuner.errors import BadInputError
 from tuner.train.event_file import EventFile
-from tuner.train.metrics import EvaluationRecord, LengthLoss
 from tuner.train.run_log import RunLog
 
 CASTAGNOLI = 0x82F63B78
@@ -103,13 +102,7 @@ def test_a_step_and_an_evaluation_have_all_their_scalars(tmp_path):
             clip_norm=1.5, memory_bytes=2**30, recompiles=1,
         )
     )  # fmt: skip
-    part = LengthLoss(up_to=64, rows=2, label_tokens=9, loss=3.0, perplexity=20.0)
-    log.evaluated(
-        EvaluationRecord(
-            step=1, seconds=0.5, rows=2, label_tokens=9, loss=3.0, perplexity=20.0,
-            by_length=(part,),
-        )
-    )  # fmt: skip
+    log.evaluated(evaluation_record(1, loss=3.0, perplexity=20.0))
     log.close()
     found = {tag: steps[1] for tag, steps in scalars(tmp_path).items()}
     assert found == pytest.approx(

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import yaml
 from hf_case import FAMILIES, hf_config, random_weights, write_checkpoint, write_family
+from run_case import write_counting_rows
 from safetensors.numpy import load_file
 from strategies import make_config
 
 from tuner.cli.train import main
 from tuner.config.codec import load_config
-from tuner.data.mindrecord import MindRecordWriter
 from tuner.errors import BadInputError
 from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.engine import Engine
@@ -149,14 +149,7 @@ def test_a_file_that_does_not_read_back_is_noticed(tmp_path, monkeypatch):
 def folder(tmp_path_factory):
     """Rows that count upwards, a checkpoint with a tokenizer, and a config that names it alone."""
     folder = tmp_path_factory.mktemp("finetune")
-    rng = np.random.default_rng(0)
-    with MindRecordWriter(
-        folder / "data.mindrecord", description={"length_of": "input_ids"}
-    ) as writer:
-        for _ in range(40):
-            ids = (rng.integers(VOCAB) + np.arange(rng.integers(5, 16))) % VOCAB
-            row = ids.astype(np.int32)
-            writer.write([{"input_ids": row, "labels": row, "length": len(row)}])
+    write_counting_rows(folder / "data.mindrecord", 40, (5, 16))
     source = write_family(folder / "source", "qwen3")
     (source / "tokenizer.json").write_text("{}")
     plain = {

@@ -6,17 +6,14 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import yaml
 from checkpoint_case import parameter_bytes
-
-from tuner.data.mindrecord import MindRecordWriter
+from run_case import VOCAB, write_counting_rows
 
 pytestmark = [pytest.mark.mindspore, pytest.mark.slow]
 
 STEPS = 30
-VOCAB = 20
 DISK_BYTES = 3_000_000
 
 
@@ -34,14 +31,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def config_file(tmp_path):
-    rng = np.random.default_rng(0)
-    with MindRecordWriter(
-        tmp_path / "data.mindrecord", description={"length_of": "input_ids"}
-    ) as writer:
-        for _ in range(40):
-            ids = (rng.integers(VOCAB) + np.arange(rng.integers(3, 17))) % VOCAB
-            ids = ids.astype(np.int32)
-            writer.write([{"input_ids": ids, "labels": ids, "length": len(ids)}])
+    write_counting_rows(tmp_path / "data.mindrecord", 40, (3, 17))
     config = {
         "data": {"path": str(tmp_path / "data.mindrecord")},
         "batching": {"strategy": "fixed", "samples_per_batch": 2, "tokens_per_batch": None},

@@ -12,12 +12,10 @@ import sys
 import time
 from collections import Counter
 
-import numpy as np
 import pytest
 import yaml
 from checkpoint_case import parameter_bytes
-
-from tuner.data.mindrecord import MindRecordWriter
+from run_case import VOCAB, write_counting_rows
 
 pytestmark = [pytest.mark.mindspore, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -26,7 +24,6 @@ SEED = 20_240
 STEPS = 240
 STEPS_PER_UPDATE = 3
 STEPS_PER_EPOCH = 20
-VOCAB = 20
 MOMENTS = ("warm-up", "step", "save", "any time")
 OUTCOME = ("step", "epoch", "loss", "updates", "grad_norm", "learning_rate", "clip_norm",
            "clipped", "real_tokens", "label_tokens")  # fmt: skip
@@ -36,14 +33,7 @@ OUTCOME = ("step", "epoch", "loss", "updates", "grad_norm", "learning_rate", "cl
 def folder(tmp_path_factory):
     """One shape, windows of three steps, a threshold that follows the norms, a save in four."""
     folder = tmp_path_factory.mktemp("kills")
-    rng = np.random.default_rng(0)
-    with MindRecordWriter(
-        folder / "data.mindrecord", description={"length_of": "input_ids"}
-    ) as writer:
-        for _ in range(2 * STEPS_PER_EPOCH):
-            ids = (rng.integers(VOCAB) + np.arange(rng.integers(3, 17))) % VOCAB
-            ids = ids.astype(np.int32)
-            writer.write([{"input_ids": ids, "labels": ids, "length": len(ids)}])
+    write_counting_rows(folder / "data.mindrecord", 2 * STEPS_PER_EPOCH, (3, 17))
     config = {
         "data": {"path": str(folder / "data.mindrecord")},
         "batching": {"strategy": "fixed", "samples_per_batch": 2, "tokens_per_batch": None},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from step_records import record
+from step_records import evaluation_record, record
 
 from tuner.errors import BadInputError
-from tuner.train.metrics import METRICS_FILE, EvaluationRecord, LengthLoss, RecordFile
+from tuner.train.metrics import METRICS_FILE, RecordFile
 
 
 def steps_in(path):
@@ -41,13 +41,7 @@ def test_resuming_takes_out_what_the_checkpoint_does_not_hold(tmp_path):
 
 def test_an_evaluation_is_a_line_too(tmp_path):
     evaluations = RecordFile(tmp_path / "evaluation.jsonl", keep_steps=0)
-    part = LengthLoss(up_to=64, rows=2, label_tokens=9, loss=1.0, perplexity=2.718)
-    evaluations.append(
-        EvaluationRecord(
-            step=5, seconds=0.5, rows=2, label_tokens=9, loss=1.0, perplexity=2.718,
-            by_length=(part,),
-        )
-    )  # fmt: skip
+    evaluations.append(evaluation_record(5, loss=1.0, perplexity=2.718))
     evaluations.close()
     (line,) = (tmp_path / "evaluation.jsonl").read_text().splitlines()
     assert json.loads(line)["by_length"] == [
