@@ -34,11 +34,17 @@ SPACE = make_space(
 
 
 class SlowRunner(FakeRunner):
-    """Takes a moment for every process, and keeps who ran beside whom."""
+    """Takes a moment for every process, and keeps who ran beside whom.
 
-    def __init__(self, cost, *, seconds=0.02, fails_in=0, error=None, **more):
+    A process waits so long for another one beside it until there has been one: on a busy machine
+    it would have ended before the next is planned.
+    """
+
+    def __init__(self, cost, *, seconds=0.02, company_s=0.0, fails_in=0, error=None, **more):
         super().__init__(cost, **more)
         self._seconds = seconds
+        self._company_s = company_s
+        self._had_company = threading.Event()
         self._fails_in = fails_in
         self._error = error or RuntimeError("broken")
         self._busy = {}
@@ -59,10 +65,13 @@ class SlowRunner(FakeRunner):
                 self.clashes += sorted(own & other)
             self._busy[spec.device_id] = own
             self.most_at_a_time = max(self.most_at_a_time, len(self._busy))
+            if self.most_at_a_time > 1:
+                self._had_company.set()
             fails = len(self.started_at) == self._fails_in
         try:
             if fails:
                 raise self._error
+            self._had_company.wait(self._company_s)
             self._stopped.wait(self._seconds)
             return super().run(spec, folder, on_measured)
         finally:
@@ -84,7 +93,7 @@ def make(tmp_path, **more):
 
 
 def test_two_trials_at_a_time_on_two_devices_and_never_the_same_shape(tmp_path):
-    runner, seen = SlowRunner(COST), Seen()
+    runner, seen = SlowRunner(COST, company_s=10.0), Seen()
     result = search(make(tmp_path), runner, seen)
     assert runner.most_at_a_time == 2
     assert {spec.device_id for spec in runner.specs} == {0, 1}
