@@ -227,7 +227,11 @@ class TestBrokenOff:
             "another --out\n"
         )
 
-    @SIGNALS
+    @pytest.mark.parametrize(
+        ("number", "code"),
+        [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+        ids=["INT", "TERM"],
+    )
     def test_a_signal_ends_the_tuner_and_its_trial(self, work, search, number, code):
         out = copy_of(work, search, number.name)
         with begun(work, out, *GO_ON) as tuner:
@@ -237,7 +241,12 @@ class TestBrokenOff:
         assert exit_code == code
         assert ("the same command goes on" in errors) is (number == signal.SIGINT)
 
-    @SIGNALS
+    # Of the two moments each signal comes at one by default.
+    @pytest.mark.parametrize(
+        ("number", "code"),
+        [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+        ids=["INT", "TERM"],
+    )
     def test_a_signal_ends_the_confirmation(self, work, search, number, code):
         out = copy_of(work, search, f"confirming {number.name}")
         with begun(work, out, *CONFIRM) as tuner:

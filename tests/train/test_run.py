@@ -112,6 +112,7 @@ def test_a_run_learns_and_says_what_it_did(folder, whole):
     assert "Traceback" not in whole.stderr
 
 
+@pytest.mark.slow
 def test_a_packed_run_learns_with_one_shape_and_hardly_any_padding(folder):
     done = run(folder, "packed", "--set", "batching.strategy=packed")
     assert done.returncode == 0, done.stderr[-3000:]
