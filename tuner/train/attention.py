@@ -11,6 +11,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
+from tuner.train.device_ops import FromHeads, ToHeads, softmax_of_device
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.precision import Dtypes
 
@@ -22,7 +23,7 @@ class Attention(nn.Cell):
         super().__init__()
         self.products = dtypes.products
         self.rope = dtypes.rope
-        self.softmax = dtypes.softmax
+        self.softmax_dtype = dtypes.softmax
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.group_size = config.num_heads // config.num_kv_heads
@@ -36,7 +37,11 @@ class Attention(nn.Cell):
             self.q_norm = RMSNorm(self.head_size, config.norm_eps, dtypes.norms)
             self.k_norm = RMSNorm(self.head_size, config.norm_eps, dtypes.norms)
         self._add_projections(config, dtypes)
+        self.to_heads = ToHeads(self.num_heads, self.head_size)
+        self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
+        self.from_heads = FromHeads()
         self.scores = ops.BatchMatMul(transpose_b=True)
+        self.softmax = softmax_of_device()
         self.weigh = ops.BatchMatMul()
 
     def _add_projections(self, config: ModelConfig, dtypes: Dtypes) -> None:
@@ -59,34 +64,34 @@ class Attention(nn.Cell):
         first, second = x_BNTH[..., : self.half], x_BNTH[..., self.half :]
         return x_BNTH * cos + ops.cat((-second, first), -1) * sin
 
-    def construct(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def construct(
+        self, x_BTD: Tensor, angles: tuple[tuple[Tensor, Tensor], ...], mask: Tensor
+    ) -> Tensor:
         """Attend; [B, T, D] to [B, T, D] of the products' dtype.
 
         Args:
             x_BTD: Normalised input.
-            cos: Of the rotary angles, [T, H] for all rows or [B, 1, T, H] for each; of rope's
-                dtype.
-            sin: The same.
-            mask: Added to the scores, [T, T] or [B, 1, 1, T, T]; 0, or where hidden the masked
+            angles: Cosine and sine of the rotary angles, for queries and for keys; they broadcast
+                to [B, N, T, H] and [B, K, T, H]; of rope's dtype.
+            mask: Added to the scores, broadcasts to [B, K, G, T, T]; 0, or where hidden the masked
                 score of softmax's dtype.
         """
         B, T, _ = x_BTD.shape
-        q_BNTH = self.q_proj(x_BTD).reshape(B, T, self.num_heads, self.head_size)
-        k_BKTH = self.k_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
-        v_BKTH = self.v_proj(x_BTD).reshape(B, T, self.num_kv_heads, self.head_size)
+        q_BNTH = self.to_heads(self.q_proj(x_BTD))
+        k_BKTH = self.to_kv_heads(self.k_proj(x_BTD))
+        v_BKTH = self.to_kv_heads(self.v_proj(x_BTD))
         if self.has_qk_norm:
             q_BNTH = self.q_norm(q_BNTH)
             k_BKTH = self.k_norm(k_BKTH)
-        q_BNTH = self.rotate(q_BNTH.transpose(0, 2, 1, 3), cos, sin) * self.scale
-        k_BKTH = self.rotate(k_BKTH.transpose(0, 2, 1, 3), cos, sin)
-        v_BKTH = v_BKTH.transpose(0, 2, 1, 3)
+        q_BNTH = self.rotate(q_BNTH, *angles[0]) * self.scale
+        k_BKTH = self.rotate(k_BKTH, *angles[1])
         # The G query heads of a key head are stacked along T, so keys need no copies.
         q_BKGTH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
         scores = self.scores(q_BKGTH.astype(self.products), k_BKTH.astype(self.products))
-        scores = scores.astype(self.softmax)
+        scores = scores.astype(self.softmax_dtype)
         scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T) + mask
-        weights = ops.softmax(scores, -1)
+        weights = self.softmax(scores)
         weights = weights.reshape(B, self.num_kv_heads, self.group_size * T, T)
         mixed = self.weigh(weights.astype(self.products), v_BKTH)
         mixed = mixed.reshape(B, self.num_heads, T, self.head_size)
-        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(B, T, self.heads_width))
+        return self.o_proj(self.from_heads(mixed))

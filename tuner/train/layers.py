@@ -1,6 +1,6 @@
 """What decoder layers are made of: linear maps and norms.
 
-Shapes: B batch, T padded tokens, D width.
+Shapes: B batch, T padded tokens, M = B * T, D width.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from tuner.config.schema import LoraConfig, ModelConfig
+from tuner.train.device_ops import Spread, norm_of_device
 from tuner.train.lora import Adapter
 from tuner.train.precision import Dtype
 
@@ -45,6 +46,7 @@ class Dense(nn.Cell):
         if lora is not None:
             self.adapter = Adapter(num_in, num_out, lora, dtype)
         self.product = ops.MatMul(transpose_b=True)
+        self.spread = Spread()
         self.num_in = num_in
         self.num_out = num_out
 
@@ -53,7 +55,8 @@ class Dense(nn.Cell):
         flat_in = x.reshape(-1, self.num_in).astype(self.dtype)
         flat = self.product(flat_in, self.weight.astype(self.dtype))
         if self.has_bias:
-            flat = flat + self.bias.astype(self.dtype)
+            bias = self.bias.astype(self.dtype).reshape(1, self.num_out)
+            flat = flat + self.spread(bias, (flat.shape[0], 1))
         if self.has_adapter:
             flat = flat + self.adapter(flat_in)
         return flat.reshape((*x.shape[:-1], self.num_out))
@@ -83,10 +86,10 @@ class RMSNorm(nn.Cell):
         super().__init__()
         self.dtype = dtype
         self.weight = Parameter(Tensor(np.ones(width), ms.float32), name="weight")
-        self.eps = eps
+        self.width = width
+        self.norm = norm_of_device(eps)
 
     def construct(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] to [B, T, D] of its dtype; over the last axis, whatever the others."""
-        x_BTD = x_BTD.astype(self.dtype)
-        mean_square = ops.mean(x_BTD * x_BTD, -1, True)
-        return x_BTD * ops.rsqrt(mean_square + self.eps) * self.weight.astype(self.dtype)
+        x_MD = x_BTD.reshape(-1, self.width).astype(self.dtype)
+        return self.norm(x_MD, self.weight.astype(self.dtype)).reshape(x_BTD.shape)

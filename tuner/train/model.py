@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
 from tuner.train.attention import Attention
+from tuner.train.device_ops import Spread
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.lora import is_adapter
 from tuner.train.precision import FP32, MASKED_SCORES, Dtypes
@@ -46,9 +47,11 @@ class DecoderLayer(nn.Cell):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
         self.mlp = SwiGLU(config, dtypes)
 
-    def construct(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def construct(
+        self, x_BTD: Tensor, angles: tuple[tuple[Tensor, Tensor], ...], mask: Tensor
+    ) -> Tensor:
         """[B, T, D] to [B, T, D] of residual's dtype; the others as `Attention` takes them."""
-        branch_BTD = self.attention(self.input_norm(x_BTD), cos, sin, mask)
+        branch_BTD = self.attention(self.input_norm(x_BTD), angles, mask)
         x_BTD = x_BTD.astype(self.residual) + branch_BTD.astype(self.residual)
         branch_BTD = self.mlp(self.mlp_norm(x_BTD))
         return x_BTD + branch_BTD.astype(self.residual)
@@ -87,6 +90,9 @@ class Decoder(nn.Cell):
         self.logits_dtype = dtypes.logits
         self.masked_score = MASKED_SCORES[dtypes.softmax]
         self.logits = ops.MatMul(transpose_b=True)
+        self.spread = Spread()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
         self.width = config.width
         self.vocab_size = config.vocab_size
         if config.source is None:
@@ -101,29 +107,54 @@ class Decoder(nn.Cell):
                 their own segment. Without them a row is one sample.
         """
         B, T = input_ids_BT.shape
-        places = ops.arange(T)
-        is_hidden = places.reshape(1, T) > places.reshape(T, 1)
-        cos, sin = self.cos[:T], self.sin[:T]
-        positions = places
+        positions = ops.arange(T)
         if packing:
-            segment_ids_BT, positions = packing
-            is_other = segment_ids_BT.reshape(B, 1, 1, 1, T) != segment_ids_BT.reshape(
-                B, 1, 1, T, 1
-            )
-            is_hidden = ops.logical_or(is_hidden, is_other)
-            cos = ops.gather(self.cos, positions, 0).reshape(B, 1, T, -1)
-            sin = ops.gather(self.sin, positions, 0).reshape(B, 1, T, -1)
-        mask = is_hidden.astype(self.softmax_dtype) * self.masked_score
+            positions = packing[1]
+        angles, mask = self.angles(B, T, packing), self.mask(B, T, packing)
         x_BTD = ops.gather(self.embedding, input_ids_BT, 0).astype(self.embedding_dtype)
         if self.has_learned_positions:
             offsets = ops.gather(self.position_embedding, positions, 0)
+            offsets = offsets.reshape(-1, T, self.width)
+            if not packing:
+                offsets = self.spread(offsets, (B, 1, 1))
             x_BTD = x_BTD + offsets.astype(self.embedding_dtype)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos, sin, mask)
+            x_BTD = layer(x_BTD, angles, mask)
         x_MD = self.final_norm(x_BTD).reshape(-1, self.width).astype(self.logits_dtype)
         weight = self.embedding if self.is_tied else self.logits_weight
         logits_MV = self.logits(x_MD, weight.astype(self.logits_dtype))
         return logits_MV.reshape(B, T, self.vocab_size)
+
+    def angles(
+        self, B: int, T: int, packing: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Cosine and sine for queries and for keys, as `Attention` takes them."""
+        if packing:
+            cos = ops.gather(self.cos, packing[1], 0).reshape(B, 1, T, -1)
+            sin = ops.gather(self.sin, packing[1], 0).reshape(B, 1, T, -1)
+        else:
+            cos = self.spread(self.cos[:T].reshape(1, 1, T, -1), (B, 1, 1, 1))
+            sin = self.spread(self.sin[:T].reshape(1, 1, T, -1), (B, 1, 1, 1))
+        q_repeats, k_repeats = (1, self.num_heads, 1, 1), (1, self.num_kv_heads, 1, 1)
+        return (
+            (self.spread(cos, q_repeats), self.spread(sin, q_repeats)),
+            (self.spread(cos, k_repeats), self.spread(sin, k_repeats)),
+        )
+
+    def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor:
+        """What is added to the scores, as `Attention` takes it."""
+        places = ops.arange(T)
+        is_hidden = places.reshape(1, T) > places.reshape(T, 1)
+        is_hidden = is_hidden.reshape(1, 1, 1, T, T)
+        if packing:
+            segment_ids_BT = packing[0]
+            of_key = self.spread(segment_ids_BT.reshape(B, 1, 1, 1, T), (1, 1, 1, T, 1))
+            of_query = self.spread(segment_ids_BT.reshape(B, 1, 1, T, 1), (1, 1, 1, 1, T))
+            is_hidden = self.spread(is_hidden, (B, 1, 1, 1, 1))
+            is_hidden = ops.logical_or(is_hidden, of_key != of_query)
+        mask = is_hidden.astype(self.softmax_dtype) * self.masked_score
+        K = self.num_kv_heads
+        return self.spread(mask, (1 if packing else B, K, self.num_heads // K, 1, 1))
 
 
 def _zeros(shape: tuple[int, int], name: str) -> Parameter:

@@ -20,6 +20,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from tuner.config.schema import OptimizerConfig
 from tuner.data.content import IGNORED_LABEL
 from tuner.train.clipping import NORM_EPS
+from tuner.train.device_ops import log_softmax_of_device
 from tuner.train.precision import Dtype
 
 
@@ -35,7 +36,7 @@ class SummedLoss(nn.Cell):
         super().__init__()
         self.dtype = dtype
         self.model = model
-        self.log_softmax = ops.LogSoftmax(-1)
+        self.log_softmax = log_softmax_of_device()
 
     def construct(self, input_ids_BT: Tensor, targets_BT: Tensor, *packing: Tensor) -> Tensor:
         """int32 [B, T] ids, int32 [B, T] targets: the next token, or -100 to ignore."""
