@@ -40,6 +40,11 @@ def graph_file(folder, number):
     return folder / "rank_0" / "graph_cache" / f"compile_cache_{number}.mindir"
 
 
+def graph_bytes(number):
+    """A message of one field."""
+    return b"\x12\x07graph %d" % number
+
+
 def fill(root, key=KEY):
     """A whole folder, as MindSpore and a warm-up leave it."""
     cache = open_cache(root, key, lambda line: None)
@@ -47,7 +52,7 @@ def fill(root, key=KEY):
     for number in range(len(GRAPHS)):
         file = graph_file(folder, number)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"graph %d" % number)
+        file.write_bytes(graph_bytes(number))
         # As MindSpore leaves them.
         file.chmod(0o400)
     (file.parent / "compile_dependency.hash").write_text("abc")
@@ -158,10 +163,10 @@ def test_a_folder_with_fewer_files_than_graphs_gets_no_manifest(tmp_path):
     cache = open_cache(tmp_path, KEY, lambda line: None)
     folder = tmp_path / KEY.digest
     graph_file(folder, 0).parent.mkdir(parents=True)
-    graph_file(folder, 0).write_bytes(b"graph 0")
+    graph_file(folder, 0).write_bytes(graph_bytes(0))
     # A full disk leaves empty files.
     graph_file(folder, 1).write_bytes(b"")
-    with pytest.raises(OSError, match="1 files for 3 graphs"):
+    with pytest.raises(OSError, match="1 whole files for 3 graphs"):
         cache.finish(GRAPHS)
     assert not (folder / MANIFEST_FILE).exists()
 

@@ -32,6 +32,7 @@ from tuner.config.codec import write_text
 from tuner.train.cache_key import CacheKey
 from tuner.train.checksum import file_sha256, plain_sha256
 from tuner.train.device import CACHE_VARIABLE
+from tuner.train.graph_file import is_whole
 
 CACHE_FOLDER = "compile_cache"
 MANIFEST_FILE = "manifest.json"
@@ -125,12 +126,16 @@ class CompileCache:
         """Write the manifest of a folder that this process has filled.
 
         Raises:
-            OSError: a file is missing or cannot be read, or the disk is full.
+            OSError: a file is missing, cut off or cannot be read, or the disk is full.
         """
         files = _cached_files(self._folder)
-        num_whole = sum(name.endswith(GRAPH_SUFFIX) for name in files)
-        if num_whole < len(graphs):
-            raise OSError(f"{num_whole} files for {len(graphs)} graphs")
+        graph_files = [file for name, file in files.items() if name.endswith(GRAPH_SUFFIX)]
+        num_whole = sum(map(is_whole, graph_files))
+        if num_whole < max(len(graphs), len(graph_files)):
+            raise OSError(
+                f"{num_whole} whole files for {len(graphs)} graphs; is the disk full "
+                f"({shutil.disk_usage(self._folder).free:,} bytes free)?"
+            )
         hashes = {name: file_sha256(file) for name, file in files.items()}
         manifest = Manifest(key=dict(self._key.parts), graphs=tuple(graphs), files=hashes)
         write_text(self._folder / MANIFEST_FILE, format_manifest(manifest))

@@ -26,7 +26,7 @@ MATMUL = ops.MatMul()
 
 def needs_full_sizes() -> bool:
     """Whether the chosen device is one whose kernels are slow at broadcasts and transposes."""
-    return ms.get_context("device_target") == "CPU"
+    return bool(ms.get_context("device_target") == "CPU")
 
 
 class Spread(nn.Cell):
