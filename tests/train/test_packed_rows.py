@@ -9,6 +9,7 @@ from strategies import make_config
 from tiny_model import TINY_MODEL
 
 from tuner.batching.plan import PlannedBatch
+from tuner.train import device_ops
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, pad_batch
 from tuner.train.model import Decoder
@@ -61,8 +62,14 @@ def test_logits_of_a_sample_are_those_of_it_alone(samples, weights, device):
         np.testing.assert_allclose(found, alone, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_loss_and_gradient_are_those_of_the_samples_alone(samples, weights, device, mode):
+@pytest.mark.parametrize(
+    ("mode", "is_full_size"), [("static", True), ("dynamic", True), ("static", False)]
+)
+def test_loss_and_gradient_are_those_of_the_samples_alone(
+    samples, weights, device, mode, is_full_size, monkeypatch
+):
+    # The form for CPU, and the one for devices whose kernels broadcast and reduce as they go.
+    monkeypatch.setattr(device_ops, "needs_full_sizes", lambda: is_full_size)
     packed = Engine(config_of("packed", mode), device, max_padded_length=16)
     batch = pad_batch(samples, PACKED, config_of("packed"))
     loss = packed.run_step(batch)

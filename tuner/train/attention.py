@@ -11,7 +11,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
-from tuner.train.device_ops import FromHeads, ToHeads, softmax_of_device
+from tuner.train.device_ops import FromHeads, ToHeads, rotation_of_device, softmax_of_device
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.precision import Dtypes
 
@@ -29,7 +29,6 @@ class Attention(nn.Cell):
         self.group_size = config.num_heads // config.num_kv_heads
         self.head_size = config.size_of_head
         self.heads_width = self.num_heads * self.head_size
-        self.half = self.head_size // 2
         self.scale = self.head_size**-0.5
         self.is_rotary = config.positions == "rotary"
         self.has_qk_norm = config.qk_norm
@@ -41,6 +40,7 @@ class Attention(nn.Cell):
         self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
         self.from_heads = FromHeads()
         self.scores = ops.BatchMatMul(transpose_b=True)
+        self.rotation = rotation_of_device()
         self.softmax = softmax_of_device()
         self.weigh = ops.BatchMatMul()
 
@@ -61,8 +61,7 @@ class Attention(nn.Cell):
         x_BNTH = x_BNTH.astype(self.rope)
         if not self.is_rotary:
             return x_BNTH
-        first, second = x_BNTH[..., : self.half], x_BNTH[..., self.half :]
-        return x_BNTH * cos + ops.cat((-second, first), -1) * sin
+        return self.rotation(x_BNTH, cos, sin)
 
     def construct(
         self, x_BTD: Tensor, angles: tuple[tuple[Tensor, Tensor], ...], mask: Tensor
@@ -89,8 +88,8 @@ class Attention(nn.Cell):
         q_BKGTH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
         scores = self.scores(q_BKGTH.astype(self.products), k_BKTH.astype(self.products))
         scores = scores.astype(self.softmax_dtype)
-        scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T) + mask
-        weights = self.softmax(scores)
+        scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T)
+        weights = self.softmax(scores, mask)
         weights = weights.reshape(B, self.num_kv_heads, self.group_size * T, T)
         mixed = self.weigh(weights.astype(self.products), v_BKTH)
         mixed = mixed.reshape(B, self.num_heads, T, self.head_size)

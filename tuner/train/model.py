@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
 from tuner.train.attention import Attention
-from tuner.train.device_ops import Spread
+from tuner.train.device_ops import Spread, gate_of_device, sum_of_device
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.lora import is_adapter
 from tuner.train.precision import FP32, MASKED_SCORES, Dtypes
@@ -24,6 +24,7 @@ class SwiGLU(nn.Cell):
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
         self.activations = dtypes.activations
+        self.gate = gate_of_device()
         widen, narrow = (config.width, config.ffn_width), (config.ffn_width, config.width)
         self.gate_proj = projection(config, "gate_proj", widen, dtypes.products)
         self.up_proj = projection(config, "up_proj", widen, dtypes.products)
@@ -33,7 +34,7 @@ class SwiGLU(nn.Cell):
         """[B, T, D] to [B, T, D] of the products' dtype."""
         gate_BTF = self.gate_proj(x_BTD).astype(self.activations)
         up_BTF = self.up_proj(x_BTD).astype(self.activations)
-        return self.down_proj(ops.silu(gate_BTF) * up_BTF)
+        return self.down_proj(self.gate(gate_BTF, up_BTF))
 
 
 class DecoderLayer(nn.Cell):
@@ -42,6 +43,7 @@ class DecoderLayer(nn.Cell):
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
         self.residual = dtypes.residual
+        self.sum = sum_of_device()
         self.input_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
         self.attention = Attention(config, dtypes)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
@@ -52,9 +54,9 @@ class DecoderLayer(nn.Cell):
     ) -> Tensor:
         """[B, T, D] to [B, T, D] of residual's dtype; the others as `Attention` takes them."""
         branch_BTD = self.attention(self.input_norm(x_BTD), angles, mask)
-        x_BTD = x_BTD.astype(self.residual) + branch_BTD.astype(self.residual)
+        x_BTD = self.sum(x_BTD.astype(self.residual), branch_BTD.astype(self.residual))
         branch_BTD = self.mlp(self.mlp_norm(x_BTD))
-        return x_BTD + branch_BTD.astype(self.residual)
+        return self.sum(x_BTD, branch_BTD.astype(self.residual))
 
 
 class Decoder(nn.Cell):
@@ -107,15 +109,13 @@ class Decoder(nn.Cell):
                 their own segment. Without them a row is one sample.
         """
         B, T = input_ids_BT.shape
-        positions = ops.arange(T)
-        if packing:
-            positions = packing[1]
         angles, mask = self.angles(B, T, packing), self.mask(B, T, packing)
         x_BTD = ops.gather(self.embedding, input_ids_BT, 0).astype(self.embedding_dtype)
         if self.has_learned_positions:
-            offsets = ops.gather(self.position_embedding, positions, 0)
-            offsets = offsets.reshape(-1, T, self.width)
-            if not packing:
+            if packing:
+                offsets = ops.gather(self.position_embedding, packing[1], 0)
+            else:
+                offsets = self.position_embedding[:T].reshape(1, T, self.width)
                 offsets = self.spread(offsets, (B, 1, 1))
             x_BTD = x_BTD + offsets.astype(self.embedding_dtype)
         for layer in self.layers:
