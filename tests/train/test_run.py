@@ -160,8 +160,9 @@ def kill_after(folder, out, step, signal_number, *more):
     return process.returncode, output, errors
 
 
-# One of each kind by default; test_course.py stops after every step, in one process.
-@pytest.mark.parametrize("step", [pytest.param(7, marks=pytest.mark.slow), 13])
+# With the slow ones, as test_kills.py: test_course.py stops after every step, in one process.
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [7, 13])
 def test_a_killed_run_resumes_to_the_same_bits(folder, whole, step):
     out = f"killed{step}"
     code, _, _ = kill_after(folder, out, step, signal.SIGKILL, *AT_ONCE)
