@@ -170,9 +170,17 @@ class PlanCase:
 
 @st.composite
 def plan_cases(
-    draw: st.DrawFn, strategy: str, *, max_rows: int = 80, size_rule: str | None = None
+    draw: st.DrawFn,
+    strategy: str,
+    *,
+    max_rows: int = 80,
+    size_rule: str | None = None,
+    one_size: bool | None = None,
 ) -> PlanCase:
-    """Rows and a config of one strategy; size_rule: budget, samples, list or any of them."""
+    """Rows and a config of one strategy.
+
+    size_rule: budget, samples, list or any of them; one_size: what the config says, or any.
+    """
     boundary_rules = ["least_padding"] * 3 + sorted(BOUNDARY_RULES)
     tokens = draw(lengths(max_rows=max_rows))
     tokens.insert(draw(st.integers(0, len(tokens))), draw(st.integers(1, 8)))
@@ -185,6 +193,7 @@ def plan_cases(
         "batching.num_buckets": draw(st.integers(1, 6)),
         "batching.boundary_rule": draw(st.sampled_from(boundary_rules)),
         "batching.seed": draw(st.integers(0, 5)),
+        "batching.one_size_per_length": draw(st.booleans()) if one_size is None else one_size,
         "data.max_length": draw(st.none() | st.integers(8, 220)),
         "data.overflow": draw(st.sampled_from(["truncate", "drop"])),
     }
@@ -247,6 +256,7 @@ def _batching(draw: st.DrawFn) -> dict[str, Any]:
         "boundaries": boundaries,
         "align": align if isinstance(align, int) else [rule.model_dump() for rule in align],
         "tokens_per_batch": None,
+        "one_size_per_length": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**64)),
     }
     count = len(boundaries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import assume, given, settings
@@ -21,6 +21,7 @@ from strategies import (
 )
 
 from tuner.batching.plan import plan_batches, resolve_boundaries
+from tuner.config.override import override_config
 from tuner.errors import BadInputError
 
 
@@ -46,10 +47,9 @@ def plan_with(tokens, world_size=1, **batching):
 def test_fixed_has_one_length_that_of_the_longest_row(case):
     tokens_of_row = admit_slowly(case.tokens, case.config).tokens_of_row
     plan = plan_of(case)
-    assert len(plan.shapes) == 1
-    assert plan.shapes[0][1] == align_slowly(
-        max(tokens_of_row.values()), case.config.batching.align
-    )
+    longest = align_slowly(max(tokens_of_row.values()), case.config.batching.align)
+    assert {length for _, length in plan.shapes} == {longest}
+    assert len(plan.shapes) == 1 or not case.config.batching.one_size_per_length
 
 
 @given(plan_cases("dynamic"))
@@ -64,7 +64,7 @@ def test_dynamic_pads_each_global_batch_to_its_own_longest_row(case):
         assert batches[0].padded_length == align_slowly(longest, case.config.batching.align)
 
 
-@given(plan_cases("dynamic"))
+@given(plan_cases("dynamic", one_size=True))
 def test_dynamic_has_one_batch_size_and_any_aligned_length_in_use(case):
     tokens_of_row = admit_slowly(case.tokens, case.config).tokens_of_row
     batching, plan = case.config.batching, plan_of(case)
@@ -112,7 +112,7 @@ def test_boundaries_left_in_the_config_do_not_limit_other_strategies():
         assert max(length for _, length in plan.shapes) == 504
 
 
-@given(plan_cases("bucketed", size_rule="list"))
+@given(plan_cases("bucketed", size_rule="list", one_size=True))
 def test_explicit_batch_sizes_are_taken_as_they_are(case):
     batching = case.config.batching
     size_at = dict(zip(batching.boundaries, batching.batch_sizes, strict=True))
@@ -127,7 +127,9 @@ def test_bucket_makes_as_many_batches_as_its_size_needs(case):
     batching = case.config.batching
     boundaries = resolve_boundaries(case.lengths, case.config).batching.boundaries
     rows_in = Counter(first_boundary(length, boundaries) for length in fate.tokens_of_row.values())
-    steps_at = {length: count for (_, length), count in plan.shape_counts().items()}
+    steps_at = Counter()
+    for (_, length), count in plan.shape_counts().items():
+        steps_at[length] += count
     assert set(steps_at) == set(rows_in)
     for length, num_rows in rows_in.items():
         if batching.batch_sizes:
@@ -137,7 +139,7 @@ def test_bucket_makes_as_many_batches_as_its_size_needs(case):
         assert steps_at[length] == math.ceil(num_rows / (most * case.world_size))
 
 
-@given(plan_cases("bucketed", size_rule="budget"))
+@given(plan_cases("bucketed", size_rule="budget", one_size=True))
 def test_even_spreading_leaves_no_batch_size_that_would_do_with_fewer_fillers(case):
     """B is the smallest with which the rows fit into that number of batches."""
     fate, plan = admit_slowly(case.tokens, case.config), plan_of(case)
@@ -146,6 +148,48 @@ def test_even_spreading_leaves_no_batch_size_that_would_do_with_fewer_fillers(ca
     for (size, length), steps in plan.shape_counts().items():
         assert size * steps * case.world_size >= rows_in[length]
         assert (size - 1) * steps * case.world_size < rows_in[length]
+
+
+@pytest.mark.parametrize("strategy", ["fixed", "bucketed", "packed"])
+@given(data=st.data())
+def test_two_sizes_make_the_same_batches_without_fillers(strategy, data):
+    case = data.draw(plan_cases(strategy, one_size=False))
+    one_size = override_config(case.config, {"batching.one_size_per_length": True})
+    plan, whole = plan_of(case), plan_of(case, one_size)
+    sizes, whole_sizes = sizes_by_length(plan), sizes_by_length(whole)
+    assert set(sizes) == set(whole_sizes)
+    for length, found in sizes.items():
+        (most,) = set(whole_sizes[length])
+        assert len(found) == len(whole_sizes[length])
+        assert max(found) - min(found) <= 1
+        assert max(found) <= most
+    # Slots that no rank can do without, as ranks step together.
+    assert (plan.rows_per_slot == 0).sum() < case.world_size * len(sizes)
+
+
+def sizes_by_length(plan):
+    """B of every step of a rank, by padded length."""
+    sizes = defaultdict(list)
+    for batch in plan.steps_of_rank(0):
+        size, length = batch.shape
+        sizes[length].append(size)
+    return sizes
+
+
+@given(plan_cases("dynamic", one_size=False))
+def test_dynamic_has_two_sizes_that_differ_by_one(case):
+    plan = plan_of(case)
+    sizes = {size for size, _ in plan.shapes}
+    assert max(sizes) - min(sizes) == len(sizes) - 1 <= 1
+    assert {batch.shape for batch in plan.steps_of_rank(0)} <= set(plan.shapes)
+    assert (plan.rows_per_slot == 0).sum() < case.world_size
+
+
+def test_hundred_rows_in_batches_of_eight_and_seven():
+    plan = plan_with([8] * 100, tokens_per_batch=64, one_size_per_length=False)
+    # 13 batches of at most 8: 9 of 8 and 4 of 7.
+    assert plan.shape_counts() == {(8, 8): 9, (7, 8): 4}
+    assert plan.rows_per_slot.tolist() == [1] * 100
 
 
 @pytest.mark.parametrize("strategy", ["fixed", "bucketed"])

@@ -7,17 +7,19 @@ which of them any epoch can meet is not.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from tuner.batching.align import align_lengths
-from tuner.batching.grouping import Grouping, IntArray, fill_slots, spread_rows
+from tuner.batching.grouping import Grouping, IntArray, fill_slots, sizes_of_batches, spread_rows
 from tuner.config.schema import BatchingConfig
 
 
 def group_dynamic(
     tokens: IntArray, batching: BatchingConfig, rng: np.random.Generator, world_size: int
 ) -> Grouping:
-    """Random batches of one batch size.
+    """Random batches of one batch size, or of two that differ by one.
 
     Args:
         tokens: int64 [M], lengths in tokens, >= 1.
@@ -26,15 +28,16 @@ def group_dynamic(
         world_size: Ranks, >= 1.
     """
     aligned = align_lengths(tokens, batching.align)
-    size = spread_rows(len(tokens), int(aligned.max()), batching, world_size)
+    most = spread_rows(len(tokens), int(aligned.max()), batching, world_size)
+    sizes = sizes_of_batches(len(tokens), most, batching, world_size)
     rows = rng.permutation(len(tokens))
-    slots_per_batch = size * world_size
-    padded_lengths = np.maximum.reduceat(aligned[rows], np.arange(0, len(rows), slots_per_batch))
+    slots = np.cumsum(sizes * world_size)
+    padded_lengths = np.maximum.reduceat(aligned[rows], np.append(0, slots[:-1]))
     return Grouping(
         rows=rows,
-        rows_per_slot=fill_slots(len(rows), slots_per_batch),
-        batch_sizes=np.full(len(padded_lengths), size),
+        rows_per_slot=fill_slots(len(rows), int(slots[-1])),
+        batch_sizes=sizes,
         padded_lengths=padded_lengths,
         order=np.arange(len(padded_lengths)),  # the rows are in random order already
-        shapes=frozenset((size, int(length)) for length in np.unique(aligned)),
+        shapes=frozenset(itertools.product(set(sizes.tolist()), np.unique(aligned).tolist())),
     )

@@ -47,7 +47,8 @@ class LengthClass:
     def batches(self) -> Iterator[PlannedBatch]:
         """Whole batches of the shape; the last one is filled up."""
         size, length = self.shape
-        slots = fill_slots(len(self.row_indices), size)
+        num_rows = len(self.row_indices)
+        slots = fill_slots(num_rows, -(-num_rows // size) * size)
         for start in range(0, len(slots), size):
             yield PlannedBatch(
                 row_indices=self.row_indices[start : start + size],

@@ -2,7 +2,8 @@
 
 A global batch has B slots for each of W ranks, B * W in all. A slot holds one row of the data set,
 or several (packed), or none: a filler, whose labels are all ignored. So a bucket's last batch has
-the shape of the others, and no extra shape is born in any epoch.
+the shape of the others, and no extra shape is born in any epoch. Where a further shape costs
+nothing (one dynamic graph), B may differ by one instead.
 """
 
 from __future__ import annotations
@@ -84,11 +85,10 @@ def fill_buckets(
     rows_per_slot, batch_sizes, padded_lengths = [], [], []
     for index in np.flatnonzero(counts).tolist():
         num_rows, length = int(counts[index]), int(boundaries[index])
-        size = bucket_batch_size(index, num_rows, length, batching, world_size)
-        rows_per_slot.append(fill_slots(num_rows, size * world_size))
-        num_batches = len(rows_per_slot[-1]) // (size * world_size)
-        batch_sizes.append(np.full(num_batches, size))
-        padded_lengths.append(np.full(num_batches, length))
+        most = bucket_batch_size(index, num_rows, length, batching, world_size)
+        batch_sizes.append(sizes_of_batches(num_rows, most, batching, world_size))
+        rows_per_slot.append(fill_slots(num_rows, int(batch_sizes[-1].sum()) * world_size))
+        padded_lengths.append(np.full(len(batch_sizes[-1]), length))
     sizes, lengths = np.concatenate(batch_sizes), np.concatenate(padded_lengths)
     return Grouping(
         rows=by_bucket,
@@ -100,10 +100,28 @@ def fill_buckets(
     )
 
 
-def fill_slots(num_rows: int, slots_per_batch: int) -> IntArray:
-    """Rows in each slot of whole batches: 1 as far as the rows go, then 0; int64."""
-    num_slots = -(-num_rows // slots_per_batch) * slots_per_batch
+def fill_slots(num_rows: int, num_slots: int) -> IntArray:
+    """Rows in each slot: 1 as far as the rows go, then 0; int64 [num_slots]."""
     return (np.arange(num_slots) < num_rows).astype(np.int64)
+
+
+def sizes_of_batches(
+    num_rows: int, most: int, batching: BatchingConfig, world_size: int
+) -> IntArray:
+    """B of every batch of the rows of one padded length; int64.
+
+    Args:
+        num_rows: Rows, >= 1.
+        most: The largest B, as `bucket_batch_size` gives it.
+        batching: Says whether all have that one, or sizes that differ by one and leave at most
+            world_size - 1 slots empty.
+        world_size: Ranks, >= 1.
+    """
+    num_batches = -(-num_rows // (most * world_size))
+    if batching.one_size_per_length:
+        return np.full(num_batches, most)
+    least, num_larger = divmod(-(-num_rows // world_size), num_batches)
+    return np.repeat([least + 1, least], [num_larger, num_batches - num_larger])
 
 
 def bucket_batch_size(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.batching.align import align_length
-from tuner.batching.grouping import Grouping, IntArray, bucket_batch_size
+from tuner.batching.grouping import Grouping, IntArray, bucket_batch_size, sizes_of_batches
 from tuner.batching.order import shuffle_in_blocks
 from tuner.config.schema import BatchingConfig
 
@@ -99,14 +99,13 @@ def group_packed(
     for entry, num_rows in enumerate(packed.num_rows.tolist()):
         if not num_rows:
             continue
-        size = bucket_batch_size(entry, num_rows, capacities[entry], batching, world_size)
-        num_steps = -(-num_rows // (size * world_size))
+        most = bucket_batch_size(entry, num_rows, capacities[entry], batching, world_size)
+        batch_sizes.append(sizes_of_batches(num_rows, most, batching, world_size))
         of_length = by_length[num_placed : num_placed + num_rows]
         slot_of_row[of_length] = num_slots + np.arange(num_rows)
         num_placed += num_rows
-        num_slots += num_steps * size * world_size
-        batch_sizes.append(np.full(num_steps, size))
-        padded_lengths.append(np.full(num_steps, capacities[entry]))
+        num_slots += int(batch_sizes[-1].sum()) * world_size
+        padded_lengths.append(np.full(len(batch_sizes[-1]), capacities[entry]))
     slot_of_sample = slot_of_row[row_of_sample]
     sizes, lengths = np.concatenate(batch_sizes), np.concatenate(padded_lengths)
     return Grouping(

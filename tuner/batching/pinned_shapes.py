@@ -22,15 +22,19 @@ def pin_shapes(config: TrainConfig, shapes: Sequence[Shape]) -> TrainConfig:
 
     Args:
         config: The config whose plan they are of.
-        shapes: (B, L), one for each L; with strategy `dynamic` all of one B. At least one.
+        shapes: (B, L), at least one. Of several B of one L the largest is kept, and of strategy
+            `dynamic` the largest of all.
     """
-    by_length = sorted(shapes, key=lambda shape: shape[1])
-    sizes = [size for size, _ in by_length]
-    lengths = [length for _, length in by_length]
-    pinned: dict[str, Any] = {"batching.tokens_per_batch": None}
+    largest = {length: size for size, length in sorted(shapes)}
+    lengths = sorted(largest)
+    sizes = [largest[length] for length in lengths]
+    pinned: dict[str, Any] = {
+        "batching.tokens_per_batch": None,
+        "batching.one_size_per_length": True,
+    }
     if config.batching.strategy == "dynamic":
         pinned |= _any_of(lengths, config.data.max_length)
-        pinned |= {"batching.samples_per_batch": sizes[0]}
+        pinned |= {"batching.samples_per_batch": max(sizes)}
     else:
         pinned |= {
             "batching.strategy": "packed" if config.batching.strategy == "packed" else "bucketed",

@@ -155,6 +155,10 @@ class BatchingConfig(Section):
     """Rows a batch, for every length; instead of tokens_per_batch."""
     batch_sizes: tuple[PositiveInt, ...] = ()
     """Rows a batch for each of the boundaries; instead of the two above."""
+    one_size_per_length: bool = True
+    """true: all batches of a padded length have one B, and empty rows fill the last of them;
+    false: their B differ by one and no row is empty, with up to twice the shapes, which cost
+    nothing in one dynamic graph."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the order; the plan of an epoch follows from (seed, epoch) alone."""
 

@@ -12,9 +12,9 @@ Cost: 1 to 2 ms a setting on one core (results/benchmarks/boundaries.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tuner.batching.align import align_length, align_lengths
 from tuner.batching.boundaries import BoundaryCurve, solve_least_padding
 from tuner.batching.boundary_rules import BOUNDARY_RULES
-from tuner.batching.grouping import bucket_batch_size, spread_rows
+from tuner.batching.grouping import Shape, bucket_batch_size, sizes_of_batches, spread_rows
 from tuner.batching.packed import pack_counts, packed_lengths
 from tuner.batching.plan import length_limit
 from tuner.config.schema import BatchingConfig, LoopConfig, TrainConfig
@@ -44,8 +44,9 @@ class ScreenedPlan(EpochFigures):
     those steps may end fewer.
 
     Attributes:
-        is_exact: All figures hold for every epoch. False: padded_tokens, shape_counts and
-            real_tokens_of_shape are expectations over all shuffles; the others still hold.
+        is_exact: All figures hold for every epoch. False: real_tokens_of_shape, and with dynamic
+            padded_tokens and shape_counts, are expectations over all shuffles; the others still
+            hold.
     """
 
     is_exact: bool
@@ -53,7 +54,7 @@ class ScreenedPlan(EpochFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsByShape:
-    """The steps of an epoch, shape by shape; G shapes, each another padded length.
+    """The steps of an epoch, shape by shape; G different shapes.
 
     Attributes:
         batch_sizes: int64 [G]; B, slots of one rank.
@@ -68,6 +69,20 @@ class StepsByShape:
     num_steps: Numbers
     real_tokens: Numbers
     num_filler_rows: int
+
+
+class RowsOfLengths(NamedTuple):
+    """Rows by the length that they are padded to; int64 [G] each.
+
+    Attributes:
+        padded_lengths: L in tokens.
+        num_rows: Rows, >= 1.
+        real_tokens: Tokens of these rows.
+    """
+
+    padded_lengths: IntArray
+    num_rows: IntArray
+    real_tokens: IntArray
 
 
 def screen_fixed(rows: LengthHistogram, batching: BatchingConfig, world_size: int) -> StepsByShape:
@@ -107,21 +122,25 @@ def screen_dynamic(
     lengths = np.unique(align_lengths(rows.lengths, batching.align))
     rows_up_to = rows.rows_up_to(lengths)
     mean_tokens_up_to = rows.tokens_up_to(lengths) / rows_up_to
-    size = spread_rows(rows.num_rows, int(lengths[-1]), batching, world_size)
-    whole, rest = divmod(rows.num_rows, size * world_size)
-    steps_up_to = np.zeros(len(lengths))
-    real_up_to = np.zeros(len(lengths))
-    for num_batches, num_drawn in ((whole, size * world_size), (1, rest)):
-        if num_batches and num_drawn:
-            steps = num_batches * chance_at_most(rows_up_to, num_drawn)
-            steps_up_to += steps
-            real_up_to += steps * num_drawn * mean_tokens_up_to
+    most = spread_rows(rows.num_rows, int(lengths[-1]), batching, world_size)
+    all_sizes = sizes_of_batches(rows.num_rows, most, batching, world_size)
+    num_fillers = int(all_sizes.sum()) * world_size - rows.num_rows
+    drawn = all_sizes * world_size
+    drawn[-1] -= num_fillers
+    sizes = np.unique(all_sizes)
+    steps_up_to = np.zeros((len(sizes), len(lengths)))
+    real_up_to = np.zeros((len(sizes), len(lengths)))
+    batches = np.stack([np.searchsorted(sizes, all_sizes), drawn])
+    for (index, num_drawn), num_batches in _counted(batches):
+        steps = num_batches * chance_at_most(rows_up_to, num_drawn)
+        steps_up_to[index] += steps
+        real_up_to[index] += steps * num_drawn * mean_tokens_up_to
     return StepsByShape(
-        batch_sizes=np.full(len(lengths), size),
-        padded_lengths=lengths,
-        num_steps=np.diff(steps_up_to, prepend=0.0),
-        real_tokens=np.diff(real_up_to, prepend=0.0),
-        num_filler_rows=(whole + (rest > 0)) * size * world_size - rows.num_rows,
+        batch_sizes=np.repeat(sizes, len(lengths)),
+        padded_lengths=np.tile(lengths, len(sizes)),
+        num_steps=np.diff(steps_up_to, prepend=0.0).ravel(),
+        real_tokens=np.diff(real_up_to, prepend=0.0).ravel(),
+        num_filler_rows=num_fillers,
     )
 
 
@@ -139,22 +158,14 @@ def screen_packed(
     packed = pack_counts(rows.lengths, rows.counts, capacities)
     used = np.flatnonzero(packed.num_rows)
     lengths, num_rows = np.array(capacities)[used], packed.num_rows[used]
-    sizes = np.array(
-        [
-            bucket_batch_size(
-                entry, int(packed.num_rows[entry]), capacities[entry], batching, world_size
-            )
-            for entry in used.tolist()
-        ]
-    )
-    num_steps = -(-num_rows // (sizes * world_size))
-    return StepsByShape(
-        batch_sizes=sizes,
-        padded_lengths=lengths,
-        num_steps=num_steps,
-        real_tokens=packed.tokens[used],
-        num_filler_rows=int(num_steps @ sizes) * world_size - int(num_rows.sum()),
-    )
+    most = [
+        bucket_batch_size(
+            entry, int(packed.num_rows[entry]), capacities[entry], batching, world_size
+        )
+        for entry in used.tolist()
+    ]
+    rows_of_length = RowsOfLengths(lengths, num_rows, packed.tokens[used])
+    return _steps_by_shape(rows_of_length, most, batching, world_size)
 
 
 SCREENS: Mapping[str, Callable[[LengthHistogram, BatchingConfig, int], StepsByShape]] = {
@@ -227,20 +238,46 @@ def _fill(
     ends = np.array(boundaries)
     num_rows = np.diff(rows.rows_up_to(ends), prepend=0)
     used = np.flatnonzero(num_rows)
-    sizes = np.array(
-        [
-            bucket_batch_size(index, int(num_rows[index]), boundaries[index], batching, world_size)
-            for index in used.tolist()
-        ]
-    )
-    num_steps = -(-num_rows[used] // (sizes * world_size))
+    most = [
+        bucket_batch_size(index, int(num_rows[index]), boundaries[index], batching, world_size)
+        for index in used.tolist()
+    ]
+    tokens = np.diff(rows.tokens_up_to(ends), prepend=0)
+    rows_of_length = RowsOfLengths(ends[used], num_rows[used], tokens[used])
+    return _steps_by_shape(rows_of_length, most, batching, world_size)
+
+
+def _steps_by_shape(
+    rows: RowsOfLengths, most: Sequence[int], batching: BatchingConfig, world_size: int
+) -> StepsByShape:
+    """Steps of rows of padded lengths, in batches of these sizes at most."""
+    shapes: list[Shape] = []
+    num_steps: list[int] = []
+    real_tokens: list[float] = []
+    num_slots = 0
+    for length, num_rows, tokens, size in zip(*rows, most, strict=True):
+        sizes = sizes_of_batches(int(num_rows), size, batching, world_size)
+        num_slots += int(sizes.sum()) * world_size
+        different, counts = np.unique(sizes, return_counts=True)
+        shapes += [(each, int(length)) for each in different.tolist()]
+        num_steps += counts.tolist()
+        # Which rows share a batch is drawn, so a size has its share of their tokens.
+        shares = counts * different / sizes.sum()
+        real_tokens += [int(tokens)] if len(different) == 1 else (tokens * shares).tolist()
+    batch_sizes, padded_lengths = np.array(shapes).T
     return StepsByShape(
-        batch_sizes=sizes,
-        padded_lengths=ends[used],
-        num_steps=num_steps,
-        real_tokens=np.diff(rows.tokens_up_to(ends), prepend=0)[used],
-        num_filler_rows=int(num_steps @ sizes) * world_size - rows.num_rows,
+        batch_sizes=batch_sizes,
+        padded_lengths=padded_lengths,
+        num_steps=np.array(num_steps),
+        real_tokens=np.array(real_tokens),
+        num_filler_rows=num_slots - int(rows.num_rows.sum()),
     )
+
+
+def _counted(columns: IntArray) -> Iterator[tuple[tuple[int, int], int]]:
+    """Different columns of [2, S], with how often each is there."""
+    different, counts = np.unique(columns, axis=1, return_counts=True)
+    yield from zip(map(tuple, different.T.tolist()), counts.tolist(), strict=True)
 
 
 def _sum_up(
@@ -257,7 +294,8 @@ def _sum_up(
         shape_counts=dict(zip(shapes, steps.num_steps.tolist(), strict=True)),
         real_tokens_of_shape=dict(zip(shapes, steps.real_tokens.tolist(), strict=True)),
         num_filler_rows=steps.num_filler_rows,
-        is_exact=config.batching.strategy not in EXPECTED,
+        is_exact=config.batching.strategy not in EXPECTED
+        and len({length for _, length in shapes}) == len(shapes),
     )
 
 

@@ -188,6 +188,8 @@ def choice_overrides(choice: Choice, longest: int) -> dict[str, Any]:
         "batching.samples_per_batch": None,
         "batching.align": align if isinstance(align, int) else [to_plain(rule) for rule in align],
         "batching.tokens_per_batch": budget,
+        # A further shape costs nothing there.
+        "batching.one_size_per_length": choice.graph_mode != "dynamic",
         "graph.mode": choice.graph_mode,
         "graph.jit_level": choice.jit_level,
         "precision.compute_dtype": choice.compute_dtype,

@@ -9,9 +9,9 @@ Shapes: B batch, T padded tokens, M rows of what is normalised, D width, N heads
 
 from __future__ import annotations
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
-from tuner.train.plain_ops import Gate, LogSoftmax, MaskedSoftmax, Rotation, Sum
+from tuner.train.plain_ops import Gate, LogSoftmax, MaskedSoftmax, Norm, Rotation, Sum
 
 # As functions, ops.tile and ops.matmul make a graph each; used twice in a backward they failed to
 # compile ("The func graph is empty", 2.10).
@@ -19,16 +19,8 @@ TILE = ops.Tile()
 MATMUL = ops.MatMul()
 
 
-class FullSizeNorm(nn.Cell):
-    """x / sqrt(mean(x^2) + eps) * weight, with a backward of its own.
-
-    Args:
-        eps: Added to the mean.
-    """
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
+class FullSizeNorm(Norm):
+    """Over sums as matrix products."""
 
     def construct(self, x_MD: Tensor, weight_D: Tensor) -> Tensor:
         """[M, D] and [D] to [M, D], all of one dtype."""
