@@ -124,7 +124,8 @@ def test_norm_is_that_of_numpy():
     scaled = outer * weight
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdims=True)) / root
     wanted = (normed * weight, [dx, (outer * normed).sum(0)])
-    assert_equal(run(full_size_ops.FullSizeNorm(EPS), outer, x, weight), wanted)
+    for norm in (full_size_ops.FullSizeNorm(EPS), plain_ops.Norm(EPS)):
+        assert_equal(run(norm, outer, x, weight), wanted)
 
 
 def test_rotation_turns_pairs_as_complex_numbers():

@@ -54,8 +54,8 @@ def make_spec(folder: Path, **changes) -> DeviationSpec:
     return DeviationSpec(**{**given, **changes})
 
 
-@pytest.mark.mindspore
-def test_a_real_model_in_lower_precision(tmp_path):
+def real_config(tmp_path, changes):
+    """A config whose boundaries hold for rows that are written, and their lengths."""
     rng = np.random.default_rng(3)
     path = tmp_path / "data.mindrecord"
     with MindRecordWriter(path, description={"length_of": "input_ids"}) as writer:
@@ -64,10 +64,26 @@ def test_a_real_model_in_lower_precision(tmp_path):
             writer.write([{"input_ids": ids, "labels": ids, "length": length}])
     lengths = scan_lengths(open_mindrecord(path))
     np.save(tmp_path / "lengths.npy", lengths.tokens)
-    # The default standard deviation of weights: the root mean square of an embedding is 0.02, and
-    # the gradient of the norm holds its inverse to the third, 125,000, which fp16 does not.
-    config = make_config({**TINY, "data.path": str(path), "model.init_std": 0.02})
-    config = resolve_boundaries(lengths, config)
+    return resolve_boundaries(lengths, make_config({**TINY, "data.path": str(path), **changes}))
+
+
+@pytest.mark.mindspore
+@pytest.mark.slow
+def test_a_planted_fault_of_the_norms_is_found(tmp_path):
+    # Embeddings whose squares, and an eps, are nothing in fp16: there the norm divides by 0.
+    config = real_config(tmp_path, {"model.init_std": 1e-4, "model.norm_eps": 1e-9})
+    spec = make_spec(tmp_path, config=config, variants=(lowered(), lowered("norms")))
+    found = ProcessRunner().run_deviation(spec, TrialFolder(tmp_path / "0000"))
+    base, norms = found.deviations
+    assert (base.num_nonfinite_gradients, base.num_nonfinite_losses) == (0, 0)
+    assert base.gradient_deviation < 2e-2
+    assert norms.num_nonfinite_losses > 0
+    assert norms.gradient_deviation is None
+
+
+@pytest.mark.mindspore
+def test_a_real_model_in_lower_precision(tmp_path):
+    config = real_config(tmp_path, {"model.init_std": 0.02})
     too_large = PrecisionConfig(
         compute_dtype="fp16", fp32_ops=lowered().fp32_ops, loss_scale=2.0**36
     )
@@ -86,18 +102,12 @@ def test_a_real_model_in_lower_precision(tmp_path):
     assert reference.loss == pytest.approx(np.log(32), abs=0.1)
     assert reference.num_gradients == 32 * 32 * (1 + 1 + 0.5 + 0.5 + 1 + 3) + 3 * 32
     base, norms, loss, bf16, fp32, rescaled = found.deviations
-    for item in (base, loss):
+    for item in (base, loss, norms):
         assert item.status == "ok"
         assert 0 < item.loss_deviation < 1e-3
         assert 1e-5 < item.gradient_deviation < 2e-2
         assert (item.num_nonfinite_gradients, item.num_nonfinite_losses) == (0, 0)
         assert item.loss_scale == 65536.0
-    assert (norms.status, norms.num_nonfinite_losses) == ("ok", 0)
-    assert norms.num_nonfinite_gradients > 32
-    assert norms.gradient_deviation is None
-    assert norms.loss_deviation < 1e-2
-    # No scale would have helped.
-    assert norms.loss_scale == 65536.0
     assert bf16.status == "refused"
     assert "bf16 needs Ascend" in bf16.reason
     assert rescaled.loss_scale in (2.0**20, 2.0**16)

@@ -36,7 +36,7 @@ MEASURED_ERROR = 0.03
 UNLIKE = {"device": 3.0, "graph_mode": 0.5, "precision": 0.4, "jit_level": 0.3, "rows": 0.15}
 """Relative error (95 %) of a scaled fit for each field in which two keys differ, before anything
 was measured under the second; one measured shape takes it to BORROWED_ERROR. Orders of magnitude:
-a dynamic graph takes about 1.9 times a static one on CPU, packing adds a mask."""
+a dynamic graph takes 1.05 to 1.9 times a static one on CPU, packing adds a mask."""
 
 SAME_DTYPE_ERROR = 0.12
 """The same for two precisions of one compute dtype: op groups are a small part of a step."""

@@ -1,4 +1,4 @@
-"""Parts of the decoder from MindSpore's own ops, with the backward that MindSpore derives.
+"""Parts of the decoder from MindSpore's own ops; but for norms MindSpore derives the backward.
 
 Shapes: B batch, T padded tokens, M rows of what is normalised, D width, N heads, H head size.
 """
@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn, ops
 
+# As a function, ops.mean makes a graph; used twice in a backward it failed to compile ("The func
+# graph is empty", 2.10).
+MEAN = ops.ReduceMean(keep_dims=True)
+
 
 class Norm(nn.Cell):
     """x / sqrt(mean(x^2) + eps) * weight.
+
+    Its backward is written out: the one that MindSpore derives holds 1 / root^3, at the usual
+    initial weights 125,000, which fp16 does not.
 
     Args:
         eps: Added to the mean.
@@ -21,8 +28,22 @@ class Norm(nn.Cell):
 
     def construct(self, x_MD: Tensor, weight_D: Tensor) -> Tensor:
         """[M, D] and [D] to [M, D], all of one dtype."""
-        mean_square_M1 = ops.mean(x_MD * x_MD, -1, True)
-        return x_MD * ops.rsqrt(mean_square_M1 + self.eps) * weight_D
+        return x_MD * self.inverse_root(x_MD) * weight_D
+
+    def inverse_root(self, x_MD: Tensor) -> Tensor:
+        """1 / sqrt(mean(x^2) + eps) of each row, [M, 1]."""
+        return ops.rsqrt(MEAN(x_MD * x_MD, -1) + self.eps)
+
+    def bprop(
+        self, x_MD: Tensor, weight_D: Tensor, out: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """With n = x / root and g = dout * weight: dx = (g - n * mean(g * n)) / root."""
+        inverse_M1 = self.inverse_root(x_MD)
+        normed_MD = x_MD * inverse_M1
+        scaled_MD = dout * weight_D
+        means_M1 = MEAN(scaled_MD * normed_MD, -1)
+        dx_MD = inverse_M1 * (scaled_MD - normed_MD * means_M1)
+        return dx_MD, ops.reduce_sum(dout * normed_MD, 0)
 
 
 class MaskedSoftmax(nn.Cell):
