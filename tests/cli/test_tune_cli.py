@@ -187,6 +187,7 @@ class TestBrokenOff:
         assert snapshot(work / "results" / "confirmation" / "0000") == ended.first_round
         assert snapshot(work / "results" / "trials") == snapshot(work / "searched" / "trials")
 
+    @pytest.mark.slow
     def test_sigkill_in_a_trial_then_the_same_command_goes_on(self, work, search):
         out = copy_of(work, search, "killed")
         before = snapshot(out / "trials")
@@ -266,6 +267,7 @@ class TestBrokenOff:
         assert "Traceback" not in errors and "Error" not in errors
         assert errors.endswith("varseq-tune: interrupted\n") is (number == signal.SIGINT)
 
+    @pytest.mark.slow
     def test_a_time_limit_ends_with_what_is_there(self, work, search):
         out = copy_of(work, search, "late")
         before = snapshot(out / "trials")

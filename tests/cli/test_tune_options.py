@@ -96,6 +96,7 @@ class TestAllFailing:
         for trial in trials.values():
             assert trial["reason"].endswith(" GB, over the limit of 0.10 GB")
 
+    @pytest.mark.slow
     def test_for_time(self, work):
         self.run_over(work, work / "time", "--trial-timeout", "1")
         trials = read_trials(work / "time")

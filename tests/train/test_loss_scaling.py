@@ -123,6 +123,7 @@ def train(folder, out, steps, *more):
 
 @pytest.mark.slow
 @pytest.mark.mindspore
+@pytest.mark.slow
 def test_a_run_finds_its_scale_and_resumes_it_to_the_same_bits(tmp_path, capsys):
     rng = np.random.default_rng(0)
     with MindRecordWriter(

@@ -63,7 +63,8 @@ def test_logits_of_a_sample_are_those_of_it_alone(samples, weights, device):
 
 
 @pytest.mark.parametrize(
-    ("mode", "is_full_size"), [("static", True), ("dynamic", True), ("static", False)]
+    ("mode", "is_full_size"),
+    [("static", True), ("dynamic", True), pytest.param("static", False, marks=pytest.mark.slow)],
 )
 def test_loss_and_gradient_are_those_of_the_samples_alone(
     samples, weights, device, mode, is_full_size, monkeypatch

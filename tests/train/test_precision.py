@@ -174,6 +174,7 @@ def test_all_of_fp16_has_the_loss_and_gradient_of_fp32_to_fp16_precision(
     assert {parameter.dtype for parameter in engine.parameters} == {ms.float32}
 
 
+@pytest.mark.slow
 def test_packed_rows_run_in_fp16(device):
     changes = {"batching.strategy": "packed", "graph.mode": "dynamic"}
     engine = engine_of(device, fp16(*OP_GROUPS), **changes)

@@ -212,6 +212,7 @@ def test_a_signal_while_warming_up_ends_the_run_with_nothing_written(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_steps_but_no_bits(folder, whole):
     out = "damaged"
     kill_after(folder, out, 13, signal.SIGKILL, *AT_ONCE)
@@ -344,6 +345,7 @@ def test_a_tuned_config_is_refused_on_other_data_and_other_shapes(folder, tmp_pa
     assert "other shapes than were tuned" in refused(capsys, "--config", other_shapes)
 
 
+@pytest.mark.slow
 def test_another_device_or_version_is_only_warned_about(folder, tmp_path):
     path = with_provenance(
         folder, tmp_path, device="Ascend", versions={"mindspore": "2.7.0", "numpy": np.__version__}
