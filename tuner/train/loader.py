@@ -24,7 +24,7 @@ from tuner.batching.grouping import Shape
 from tuner.batching.plan import PlannedBatch, length_limit
 from tuner.config.schema import DataConfig, TrainConfig
 from tuner.data.content import IGNORED_LABEL, check_content, check_row
-from tuner.data.mindrecord import MindRecordSet, read_rows, require_columns
+from tuner.data.mindrecord import MindRecordSet, read_rows
 
 READ_AHEAD_BATCHES = 4
 CHECKED_ROWS = 2_000
@@ -145,7 +145,6 @@ def check_some_rows(dataset: MindRecordSet, config: TrainConfig) -> None:
     Raises:
         BadInputError: a column is missing, or a row does not fit the config.
     """
-    require_columns(dataset, columns_to_read(config.data))
     check_content(
         dataset,
         config.data.input_column,
