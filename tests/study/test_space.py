@@ -52,7 +52,7 @@ class TestLoading:
     def test_the_default_is_shipped_and_has_what_its_comments_say(self):
         space = load_space("default")
         assert set(space.strategy) == {"bucketed", "packed", "dynamic", "fixed"}
-        assert (space.num_buckets.low, space.num_buckets.high) == (2, 24)
+        assert (space.num_buckets.low, space.num_buckets.high) == (2, 32)
         assert space.compute_dtype == ("fp32", "fp16", "bf16") and not space.fill_memory
         assert space.align[-1] == (
             AlignRule(up_to=128, multiple=8),

@@ -14,6 +14,7 @@ from tiny_model import TINY_MODEL
 from tuner.train import device_ops, full_size_ops, plain_ops
 from tuner.train.device_ops import FromHeads, Spread, ToHeads
 from tuner.train.model import Decoder
+from tuner.train.precision import FP32
 
 pytestmark = [pytest.mark.mindspore, pytest.mark.usefixtures("device")]
 
@@ -74,11 +75,12 @@ def assert_equal(got, wanted, tolerance=2e-5):
 
 
 CASES = {
-    "softmax": (
-        full_size_ops.FullSizeSoftmax, plain_ops.MaskedSoftmax,
-        [(2, 3, 5), (2, 3, 5)],
+    "mix": (
+        functools.partial(full_size_ops.FullSizeMix, ms.float32),
+        functools.partial(plain_ops.Mix, ms.float32),
+        # Two query heads to a key head: S = 2 T.
+        [(2, 3, 10, 4), (2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 2, 5, 5)],
     ),
-    "log-softmax": (full_size_ops.FullSizeLogSoftmax, plain_ops.LogSoftmax, [(4, 7)]),
     "rotation": (
         full_size_ops.FullSizeRotation, plain_ops.Rotation,
         [(2, 3, 5, 8), (2, 3, 5, 8), (2, 3, 5, 8)],
@@ -91,7 +93,7 @@ CASES = {
     ),
 }  # fmt: skip
 # Masks and angles are constants: whoever gives one learns nothing of its gradient.
-LEARNED = {"softmax": 1, "rotation": 1}
+LEARNED = {"mix": 3, "rotation": 1}
 
 
 @pytest.mark.parametrize("is_dynamic", [False, True])
@@ -107,14 +109,40 @@ def test_the_backward_written_out_is_the_one_that_mindspore_derives(name, is_dyn
     assert all(not gradient.any() for gradient in gradients[learned:])
 
 
-def test_softmax_is_that_of_numpy():
-    scores, weights = drawn(4, 6), drawn(4, 6, seed=1)
-    mask = np.where(drawn(4, 6, seed=2) > 0.5, -1e9, 0.0).astype(np.float32)
-    exponentials = np.exp(scores + mask - (scores + mask).max(-1, keepdims=True))
+def test_the_mix_is_that_of_numpy():
+    q, k, v, outer = drawn(2, 3, 4), drawn(2, 3, 4, seed=1), drawn(2, 3, 4, seed=2), drawn(2, 3, 4)
+    hidden = np.triu(np.full((3, 3), -1e9, np.float32), 1)
+    exponentials = np.exp(q @ k.transpose(0, 2, 1) + hidden)
     shares = exponentials / exponentials.sum(-1, keepdims=True)
-    gradient = shares * (weights - (weights * shares).sum(-1, keepdims=True))
-    output, gradients = run(full_size_ops.FullSizeSoftmax(), weights, scores, mask)
-    assert_equal((output, gradients[:1]), (shares, [gradient]))
+    dshares = outer @ v.transpose(0, 2, 1)
+    dscores = shares * (dshares - (dshares * shares).sum(-1, keepdims=True))
+    wanted = [dscores @ k, dscores.transpose(0, 2, 1) @ q, shares.transpose(0, 2, 1) @ outer]
+    mask = np.tile(hidden, (1, 2, 1, 1, 1))
+    inputs = [array[None] for array in (q, k, v)]
+    for mix in (full_size_ops.FullSizeMix(ms.float32), plain_ops.Mix(ms.float32)):
+        output, gradients = run(mix, outer[None], *inputs, mask)
+        got = (output[0], [gradient[0] for gradient in gradients[:3]])
+        assert_equal(got, (shares @ v, wanted))
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_the_head_is_that_of_numpy(is_dynamic):
+    x, weight, outer = drawn(6, 4), drawn(9, 4, seed=1), drawn(6, 1, seed=2)
+    labels = np.array([[0], [8], [3], [3], [0], [5]], np.int32)
+    outer[1] = 0  # a label that does not count
+    logits = x @ weight.T
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    dlogits = outer * (np.eye(9)[labels[:, 0]] - np.exp(log_probs))
+    wanted = (np.take_along_axis(log_probs, labels, 1), [dlogits @ weight, dlogits.T @ x])
+    for head in (full_size_ops.FullSizeHead(), plain_ops.Head(ms.float32)):
+        graph = WithGradients(head)
+        tensors = [Tensor(array) for array in (outer, x, weight, labels)]
+        if is_dynamic:
+            rows = [Tensor(shape=[None, width], dtype=ms.float32) for width in (1, 4)]
+            graph.set_inputs(*rows, tensors[2], Tensor(shape=[None, 1], dtype=ms.int32))
+        output, gradients = graph(*tensors)
+        got = (output.asnumpy(), [gradient.asnumpy() for gradient in gradients[1:3]])
+        assert_equal(got, wanted)
 
 
 def test_norm_is_that_of_numpy():
@@ -168,8 +196,8 @@ def test_the_device_decides(monkeypatch):
         monkeypatch.setattr(ms, "get_context", lambda _, name=name: name)
         cells = (
             device_ops.norm_of_device(EPS),
-            device_ops.softmax_of_device(),
-            device_ops.log_softmax_of_device(),
+            device_ops.mix_of_device(ms.float32),
+            device_ops.head_of_device(FP32),
             device_ops.rotation_of_device(),
             device_ops.gate_of_device(),
             device_ops.sum_of_device(),

@@ -8,10 +8,10 @@ Shapes: B batch, T padded tokens, D width, N query heads, K key heads, G = N / K
 
 from __future__ import annotations
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from tuner.config.schema import ModelConfig
-from tuner.train.device_ops import FromHeads, ToHeads, rotation_of_device, softmax_of_device
+from tuner.train.device_ops import FromHeads, ToHeads, mix_of_device, rotation_of_device
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.precision import Dtypes
 
@@ -23,7 +23,6 @@ class Attention(nn.Cell):
         super().__init__()
         self.products = dtypes.products
         self.rope = dtypes.rope
-        self.softmax_dtype = dtypes.softmax
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.group_size = config.num_heads // config.num_kv_heads
@@ -39,10 +38,8 @@ class Attention(nn.Cell):
         self.to_heads = ToHeads(self.num_heads, self.head_size)
         self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
         self.from_heads = FromHeads()
-        self.scores = ops.BatchMatMul(transpose_b=True)
         self.rotation = rotation_of_device()
-        self.softmax = softmax_of_device()
-        self.weigh = ops.BatchMatMul()
+        self.mix = mix_of_device(dtypes.softmax)
 
     def _add_projections(self, config: ModelConfig, dtypes: Dtypes) -> None:
         to_heads = (config.width, self.heads_width)
@@ -85,12 +82,8 @@ class Attention(nn.Cell):
         q_BNTH = self.rotate(q_BNTH, *angles[0]) * self.scale
         k_BKTH = self.rotate(k_BKTH, *angles[1])
         # The G query heads of a key head are stacked along T, so keys need no copies.
-        q_BKGTH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
-        scores = self.scores(q_BKGTH.astype(self.products), k_BKTH.astype(self.products))
-        scores = scores.astype(self.softmax_dtype)
-        scores = scores.reshape(B, self.num_kv_heads, self.group_size, T, T)
-        weights = self.softmax(scores, mask)
-        weights = weights.reshape(B, self.num_kv_heads, self.group_size * T, T)
-        mixed = self.weigh(weights.astype(self.products), v_BKTH)
+        q_BKSH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
+        q_BKSH, k_BKTH = q_BKSH.astype(self.products), k_BKTH.astype(self.products)
+        mixed = self.mix(q_BKSH, k_BKTH, v_BKTH, mask)
         mixed = mixed.reshape(B, self.num_heads, T, self.head_size)
         return self.o_proj(self.from_heads(mixed))

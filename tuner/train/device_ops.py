@@ -22,13 +22,14 @@ from mindspore import Tensor, nn, ops
 from tuner.train.full_size_ops import (
     TILE,
     FullSizeGate,
-    FullSizeLogSoftmax,
+    FullSizeHead,
+    FullSizeMix,
     FullSizeNorm,
     FullSizeRotation,
-    FullSizeSoftmax,
     FullSizeSum,
 )
-from tuner.train.plain_ops import Gate, LogSoftmax, MaskedSoftmax, Norm, Rotation, Sum
+from tuner.train.plain_ops import Gate, Head, Mix, Norm, Rotation, Sum
+from tuner.train.precision import Dtype, Dtypes
 
 
 def needs_full_sizes() -> bool:
@@ -90,14 +91,15 @@ def norm_of_device(eps: float) -> nn.Cell:
     return FullSizeNorm(eps) if needs_full_sizes() else Norm(eps)
 
 
-def softmax_of_device() -> nn.Cell:
-    """Takes scores and a mask to softmax(scores + mask) of the last axis."""
-    return FullSizeSoftmax() if needs_full_sizes() else MaskedSoftmax()
+def mix_of_device(softmax_dtype: Dtype) -> nn.Cell:
+    """Takes queries, keys, values and a mask to softmax(q k^T + mask) v."""
+    return FullSizeMix(softmax_dtype) if needs_full_sizes() else Mix(softmax_dtype)
 
 
-def log_softmax_of_device() -> nn.Cell:
-    """Log-softmax of the last axis."""
-    return FullSizeLogSoftmax() if needs_full_sizes() else LogSoftmax()
+def head_of_device(dtypes: Dtypes) -> nn.Cell:
+    """Takes [M, D], the weight [V, D] and labels [M, 1] to the labels' log-probabilities [M, 1]."""
+    is_fp32 = dtypes.logits == dtypes.loss == ms.float32
+    return FullSizeHead() if needs_full_sizes() and is_fp32 else Head(dtypes.loss)
 
 
 def rotation_of_device() -> nn.Cell:

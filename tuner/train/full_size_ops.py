@@ -9,14 +9,21 @@ Shapes: B batch, T padded tokens, M rows of what is normalised, D width, N heads
 
 from __future__ import annotations
 
-from mindspore import Tensor, ops
+import mindspore as ms
+from mindspore import Tensor, nn, ops
 
-from tuner.train.plain_ops import Gate, LogSoftmax, MaskedSoftmax, Norm, Rotation, Sum
+from tuner.train.plain_ops import Gate, Head, Mix, Norm, Rotation, Sum
+from tuner.train.precision import Dtype
 
 # As functions, ops.tile and ops.matmul make a graph each; used twice in a backward they failed to
 # compile ("The func graph is empty", 2.10).
 TILE = ops.Tile()
 MATMUL = ops.MatMul()
+MATMUL_OF_COLUMNS = ops.MatMul(transpose_a=True)
+PRODUCTS = ops.BatchMatMul()
+PRODUCTS_OF_ROWS = ops.BatchMatMul(transpose_b=True)
+PRODUCTS_OF_COLUMNS = ops.BatchMatMul(transpose_a=True)
+SUM_BY_ROW = ops.UnsortedSegmentSum()
 
 
 class FullSizeNorm(Norm):
@@ -47,22 +54,118 @@ class FullSizeNorm(Norm):
         return dx_MD, dweight_D
 
 
-class FullSizeSoftmax(MaskedSoftmax):
-    """Of scores and a mask of one size."""
+class FullSizeMix(Mix):
+    """With a mask of the scores' size."""
+
+    def __init__(self, softmax_dtype: Dtype) -> None:
+        super().__init__(softmax_dtype)
+        self.with_weights = _MixAndWeights(softmax_dtype)
+
+    def construct(self, q_BKSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask: Tensor) -> Tensor:
+        """As `Mix`."""
+        B, K, S, _ = q_BKSH.shape
+        mask = mask.reshape(B, K, S, k_BKTH.shape[2])
+        return self.with_weights(q_BKSH, k_BKTH, v_BKTH, mask)[0]
+
+
+class _MixAndWeights(nn.Cell):
+    """The mix, and the softmax's weights for the backward."""
+
+    def __init__(self, softmax_dtype: Dtype) -> None:
+        super().__init__()
+        self.softmax_dtype = softmax_dtype
+
+    def construct(
+        self, q_BKSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask_BKST: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        scores = PRODUCTS_OF_ROWS(q_BKSH, k_BKTH).astype(self.softmax_dtype)
+        weights = ops.softmax(scores + mask_BKST, -1)
+        return PRODUCTS(weights.astype(v_BKTH.dtype), v_BKTH), weights
 
     def bprop(
-        self, scores: Tensor, mask: Tensor, out: Tensor, dout: Tensor
+        self,
+        q_BKSH: Tensor,
+        k_BKTH: Tensor,
+        v_BKTH: Tensor,
+        mask_BKST: Tensor,
+        out: tuple[Tensor, Tensor],
+        dout: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """With p the weights and o the mix: dscores = p * (do v^T - sum(do * o)).
+
+        The sum is that of p * dp over the keys, but of what is as small as the mix (Dao et al.,
+        FlashAttention, arXiv 2205.14135, appendix B.2). As one column more of do, against a column
+        of ones beside v, it costs no pass over what has the scores' size.
+        """
+        mixed, weights = out
+        dmixed = dout[0]
+        dtype, softmax_dtype = v_BKTH.dtype, self.softmax_dtype
+        B, K, S, H = q_BKSH.shape
+        products = (mixed.astype(softmax_dtype) * dmixed.astype(softmax_dtype)).reshape(-1, H)
+        sums_BKS1 = _row_sums(products).reshape(B, K, S, 1).astype(dtype)
+        ones_BKT1 = ops.ones((B, K, k_BKTH.shape[2], 1), dtype)
+        shifted = PRODUCTS_OF_ROWS(
+            ops.cat((dmixed, -sums_BKS1), -1), ops.cat((v_BKTH, ones_BKT1), -1)
+        )
+        dscores = (weights * shifted.astype(softmax_dtype)).astype(dtype)
+        return (
+            PRODUCTS(dscores, k_BKTH),
+            PRODUCTS_OF_COLUMNS(dscores, q_BKSH),
+            PRODUCTS_OF_COLUMNS(weights.astype(dtype), dmixed),
+            ops.zeros_like(mask_BKST),
+        )
+
+
+class FullSizeHead(Head):
+    """In float32."""
+
+    def __init__(self) -> None:
+        super().__init__(ms.float32)
+        self.with_all = _LabelAndAllLogProbs()
+
+    def construct(self, x_MD: Tensor, weight_VD: Tensor, labels_M1: Tensor) -> Tensor:
+        """As `Head`."""
+        return self.with_all(x_MD, weight_VD, labels_M1)[0]
+
+
+class _LabelAndAllLogProbs(nn.Cell):
+    """Those of labels, and all of them for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = ops.MatMul(transpose_b=True)
+        self.log_softmax = ops.LogSoftmax(-1)
+
+    def construct(
+        self, x_MD: Tensor, weight_VD: Tensor, labels_M1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gives out * (dout - sum(out * dout))."""
-        return out * (dout - _repeated_sum(out * dout)), ops.zeros_like(mask)
+        log_probs_MV = self.log_softmax(self.logits(x_MD, weight_VD))
+        return ops.gather_elements(log_probs_MV, 1, labels_M1), log_probs_MV
 
+    def bprop(
+        self,
+        x_MD: Tensor,
+        weight_VD: Tensor,
+        labels_M1: Tensor,
+        out: tuple[Tensor, Tensor],
+        dout: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """With p the probabilities: dx = do * (w[label] - p w), dw = onehot^T (do * x) - p^T (do * x).
 
-class FullSizeLogSoftmax(LogSoftmax):
-    """Of any shape."""
-
-    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        """Gives dout - exp(out) * sum(dout)."""
-        return (dout - ops.exp(out) * _repeated_sum(dout),)
+        So what comes is multiplied into rows of width D and never into those of width V.
+        """
+        probs_MV = ops.exp(out[1])
+        labels_M = labels_M1.reshape(-1)
+        douts_MD = TILE(dout[0], (1, x_MD.shape[-1]))
+        dx_MD = douts_MD * (ops.gather(weight_VD, labels_M, 0) - MATMUL(probs_MV, weight_VD))
+        scaled_MD = douts_MD * x_MD
+        of_labels_VD = SUM_BY_ROW(scaled_MD, labels_M, weight_VD.shape[0])
+        return (
+            dx_MD,
+            # The product that reads the wide rows in order takes half the time of the other.
+            of_labels_VD - MATMUL_OF_COLUMNS(scaled_MD, probs_MV).transpose(1, 0),
+            ops.zeros_like(labels_M1),
+        )
 
 
 class FullSizeRotation(Rotation):
@@ -106,9 +209,3 @@ def _row_sums(x_MD: Tensor) -> Tensor:
 def _each_row(weight_D: Tensor, x_MD: Tensor) -> Tensor:
     """Inside a graph: [D] to [M, D]."""
     return TILE(weight_D.reshape(1, -1), (x_MD.shape[0], 1))
-
-
-def _repeated_sum(x: Tensor) -> Tensor:
-    """Inside a graph: the sum of the last axis, of the size of what it sums."""
-    width = x.shape[-1]
-    return TILE(_row_sums(x.reshape(-1, width)), (1, width)).reshape(x.shape)

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from tuner.config.schema import ModelConfig
 from tuner.train.attention import Attention
-from tuner.train.device_ops import Spread, gate_of_device, sum_of_device
+from tuner.train.device_ops import Spread, gate_of_device, head_of_device, sum_of_device
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.lora import is_adapter
 from tuner.train.precision import FP32, MASKED_SCORES, Dtypes
@@ -92,6 +92,7 @@ class Decoder(nn.Cell):
         self.logits_dtype = dtypes.logits
         self.masked_score = MASKED_SCORES[dtypes.softmax]
         self.logits = ops.MatMul(transpose_b=True)
+        self.head = head_of_device(dtypes)
         self.spread = Spread()
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
@@ -109,6 +110,29 @@ class Decoder(nn.Cell):
                 their own segment. Without them a row is one sample.
         """
         B, T = input_ids_BT.shape
+        logits_MV = self.logits(self.hidden(input_ids_BT, packing), self.head_weight())
+        return logits_MV.reshape(B, T, self.vocab_size)
+
+    def label_log_probs(
+        self, input_ids_BT: Tensor, labels_M1: Tensor, packing: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Log-probability of every token's label, [M, 1] of the loss's dtype.
+
+        Args:
+            input_ids_BT: As `construct` takes them.
+            labels_M1: int32 [M, 1], >= 0.
+            packing: As `construct` takes it.
+        """
+        return self.head(self.hidden(input_ids_BT, packing), self.head_weight(), labels_M1)
+
+    def head_weight(self) -> Tensor:
+        """Of the last product, [V, D] of the logits' dtype."""
+        weight = self.embedding if self.is_tied else self.logits_weight
+        return weight.astype(self.logits_dtype)
+
+    def hidden(self, input_ids_BT: Tensor, packing: tuple[Tensor, ...]) -> Tensor:
+        """What the last product takes, [M, D] of the logits' dtype; as `label_log_probs` takes it."""
+        B, T = input_ids_BT.shape
         angles, mask = self.angles(B, T, packing), self.mask(B, T, packing)
         x_BTD = ops.gather(self.embedding, input_ids_BT, 0).astype(self.embedding_dtype)
         if self.has_learned_positions:
@@ -120,10 +144,7 @@ class Decoder(nn.Cell):
             x_BTD = x_BTD + offsets.astype(self.embedding_dtype)
         for layer in self.layers:
             x_BTD = layer(x_BTD, angles, mask)
-        x_MD = self.final_norm(x_BTD).reshape(-1, self.width).astype(self.logits_dtype)
-        weight = self.embedding if self.is_tied else self.logits_weight
-        logits_MV = self.logits(x_MD, weight.astype(self.logits_dtype))
-        return logits_MV.reshape(B, T, self.vocab_size)
+        return self.final_norm(x_BTD).reshape(-1, self.width).astype(self.logits_dtype)
 
     def angles(
         self, B: int, T: int, packing: tuple[Tensor, ...]

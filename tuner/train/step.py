@@ -20,31 +20,36 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from tuner.config.schema import OptimizerConfig
 from tuner.data.content import IGNORED_LABEL
 from tuner.train.clipping import NORM_EPS
-from tuner.train.device_ops import log_softmax_of_device
+from tuner.train.model import Decoder
+from tuner.train.plain_ops import LabelLogProbs
 from tuner.train.precision import Dtype
 
 
 class SummedLoss(nn.Cell):
     """Cross-entropy summed over the targets that count; float32 scalar.
 
-    As log-softmax and gather, since on CPU with 2.10 (4096 tokens, vocabulary 4000)
-    `ops.cross_entropy` took 1.5 times the time and 1.7 times the memory of the whole step, and
-    `ops.NLLLoss` without reduction gave a wrong sum in a dynamic graph.
+    Args:
+        model: Gives logits [B, T, V]; the built-in decoder gives the log-probabilities of labels.
+        dtype: Of the log-softmax; the built-in decoder has its own.
     """
 
     def __init__(self, model: nn.Cell, dtype: Dtype = ms.float32) -> None:
         super().__init__()
-        self.dtype = dtype
         self.model = model
-        self.log_softmax = log_softmax_of_device()
+        self.has_head = isinstance(model, Decoder)
+        self.label_log_probs = LabelLogProbs(dtype)
 
     def construct(self, input_ids_BT: Tensor, targets_BT: Tensor, *packing: Tensor) -> Tensor:
         """int32 [B, T] ids, int32 [B, T] targets: the next token, or -100 to ignore."""
-        logits_BTV = self.model(input_ids_BT, *packing)
-        logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1]).astype(self.dtype)
         targets_M1 = targets_BT.reshape(-1, 1)
         counts_M1 = (targets_M1 != IGNORED_LABEL).astype(ms.float32)
-        chosen_M1 = ops.gather_elements(self.log_softmax(logits_MV), 1, ops.maximum(targets_M1, 0))
+        labels_M1 = ops.maximum(targets_M1, 0)
+        if self.has_head:
+            chosen_M1 = self.model.label_log_probs(input_ids_BT, labels_M1, packing)
+        else:
+            logits_BTV = self.model(input_ids_BT, *packing)
+            logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+            chosen_M1 = self.label_log_probs(logits_MV, labels_M1)
         # The sum of a few thousand tokens is more than fp16 holds.
         return -ops.reduce_sum(chosen_M1.astype(ms.float32) * counts_M1)
 
