@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "trial": {*CORE, "simulate"},
     "study": {*CORE, "simulate", "trial"},
     "report": {*CORE, "simulate", "trial", "study"},
-    "cli": {*CORE, "simulate", "train", "trial", "study", "report"},
+    "diagnose": {*CORE, "simulate", "trial", "train"},
+    "cli": {*CORE, "simulate", "train", "trial", "study", "report", "diagnose"},
 }
 """Folder or file of tuner/ -> what it may import, itself aside; function bodies count too."""
 
@@ -40,7 +41,7 @@ ALSO_MAY_IMPORT = {
 }
 
 ONLY_IN = {
-    "mindspore": ["train/*.py", "data/mindrecord.py"],
+    "mindspore": ["train/*.py", "diagnose/*.py", "data/mindrecord.py"],
     "optuna": ["study/optuna_*.py"],
     "subprocess": ["trial/runner.py"],
     "yaml": ["config/codec.py"],
