@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COMMANDS = ("tune", "train", "data")
+COMMANDS = ("tune", "train", "data", "doctor")
 HEAVY = {
     "mindspore", "optuna", "numpy", "scipy", "sqlalchemy", "pydantic", "yaml", "rich",
     "tokenizers", "matplotlib", "psutil", "tabulate",

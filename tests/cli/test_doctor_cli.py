@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tuner.cli.doctor_view import format_end, format_section, to_json_text
+from tuner.diagnose.finding import Finding
+
+WELL = Finding(name="python", severity="ok", what="Python 3.11.7")
+WARNED = Finding(
+    name="vmm-off", severity="warning", what="vmm is off", why="it fragments", fix="x"
+)
+
+
+def run(*arguments, environment=None, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "tuner.cli.doctor", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, cwd=cwd,
+        env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+
+
+def test_a_section_says_why_and_what_to_do_only_where_something_is_wrong():
+    assert format_section("versions", [WELL, WARNED]).splitlines() == [
+        "versions",
+        "  ok    Python 3.11.7",
+        "  WARN  vmm is off",
+        "        why: it fragments",
+        "        do:  x",
+    ]
+
+
+def test_long_findings_are_wrapped_and_lose_no_word():
+    words = [f"word{number}" for number in range(60)]
+    text = format_section("x", [Finding(name="x", severity="note", what=" ".join(words))])
+    assert max(map(len, text.splitlines())) <= 100
+    assert [word for word in text.split() if word.startswith("word")] == words
+
+
+def test_the_end_counts_by_severity():
+    assert format_end([WELL]) == "all is well"
+    assert format_end([WELL, WARNED, WARNED]) == "2 warnings"
+
+
+def test_json_has_every_field():
+    plain = json.loads(to_json_text({"versions": [WELL, WARNED]}))
+    assert plain["worst"] == "warning"
+    assert plain["sections"]["versions"][1] == {
+        "name": "vmm-off", "severity": "warning", "what": "vmm is off", "why": "it fragments",
+        "fix": "x",
+    }  # fmt: skip
+
+
+def test_planted_variables_are_found_and_decide_the_exit_code(tmp_path):
+    done = run("--no-steps", "--json", "--out", tmp_path, environment={"MS_SIMULATION_LEVEL": "0"})
+    assert done.returncode == 4, done.stderr
+    names = {
+        item["name"]: item["severity"]
+        for section in json.loads(done.stdout)["sections"].values()
+        for item in section
+    }
+    assert names["simulation-level"] == "error" and names["mindspore"] == "ok"
+
+
+def test_without_mindspore_it_says_so_and_does_not_crash(tmp_path):
+    """A folder before all others on the path, whose mindspore is none, and records without it."""
+    code = (
+        "import sys\n"
+        "from importlib import metadata\n"
+        "import tuner.diagnose.versions as versions\n"
+        "def version(name):\n"
+        "    if name.startswith('mindspore'): raise metadata.PackageNotFoundError(name)\n"
+        "    return metadata.version(name)\n"
+        "class Records:\n"
+        "    PackageNotFoundError = metadata.PackageNotFoundError\n"
+        "    version = staticmethod(version)\n"
+        "versions.metadata = Records\n"
+        "sys.modules['mindspore'] = None\n"
+        "from tuner.cli.doctor import main\n"
+        f"sys.exit(main(['--json', '--out', {str(tmp_path)!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4, done.stderr
+    assert "mindspore-missing" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_wrong_config_is_one_line_and_exit_code_2(tmp_path):
+    done = run("--config", tmp_path / "none.yaml")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert run("--set", "a=b").returncode == 2
+
+
+@pytest.mark.mindspore
+@pytest.mark.slow
+def test_the_whole_of_it_ends_in_time(tmp_path):
+    started = time.monotonic()
+    done = run("--out", tmp_path)
+    assert time.monotonic() - started < 90
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "static graph, O0, fp32: works" in done.stdout

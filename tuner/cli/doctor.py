@@ -1,0 +1,122 @@
+"""`varseq-doctor`: what this machine can do, and whether a config will run here."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.cli.entry import OneLineParser, add_override_option, exit_on_sigterm, run_command
+
+if TYPE_CHECKING:
+    from tuner.config.schema import TrainConfig
+    from tuner.diagnose.finding import Finding, Severity
+
+COMMAND = "varseq-doctor"
+
+EXIT_CODES: dict[Severity, int] = {"ok": 0, "note": 0, "warning": 3, "error": 4}
+"""By the worst finding; 2 stays for a wrong call, as everywhere."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.assignments and options.config is None:
+        parser.error("--set needs --config FILE")
+    exit_on_sigterm()
+    return run_command(COMMAND, lambda: _examine(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=COMMAND,
+        description="Look at versions, CANN, environment, memory and disk, run a small step of "
+        "each kind, and say what is wrong, why it matters and what to do.",
+        epilog="Exit code: 0 all is well or notes only, 3 warnings, 4 something will not run, "
+        "2 a wrong call.",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="also say whether this config will run here"
+    )
+    add_override_option(parser, "graph.mode=dynamic")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "ascend"),
+        help="what the small steps run on (default: the config's, else auto)",
+    )
+    parser.add_argument(
+        "--no-steps", action="store_true", help="run no small steps: seconds instead of a minute"
+    )
+    parser.add_argument(
+        "--out",
+        default="results",
+        metavar="FOLDER",
+        help="where results would go; its disk is looked at (default: results)",
+    )
+    parser.add_argument("--json", action="store_true", help="the same for machines")
+    return parser
+
+
+def _examine(options: argparse.Namespace) -> int:
+    from tuner.cli.doctor_view import format_end, to_json_text
+    from tuner.diagnose.capability import WORKER_COMMAND
+    from tuner.diagnose.doctor import Wishes, examine
+    from tuner.trial.runner import ProcessRunner
+
+    config = _load(options)
+    wishes = Wishes(
+        folder=Path(options.out),
+        device=options.device or (config.device if config else "auto"),
+        config=config,
+        runs_steps=not options.no_steps,
+    )
+    view = _SectionView(is_silent=options.json)
+    with _step_folder() as folder:
+        found = examine(wishes, ProcessRunner(WORKER_COMMAND), folder, view.show)
+    print(to_json_text(found.sections) if options.json else f"\n{format_end(found.findings)}")
+    return EXIT_CODES[found.worst]
+
+
+def _load(options: argparse.Namespace) -> TrainConfig | None:
+    if options.config is None:
+        return None
+    from tuner.config.codec import load_config
+    from tuner.config.override import override_config, parse_assignments
+
+    return override_config(load_config(options.config), parse_assignments(options.assignments))
+
+
+@contextlib.contextmanager
+def _step_folder() -> Iterator[Path]:
+    """A folder of its own for the processes of the small steps, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="varseq-doctor-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+class _SectionView:
+    """Prints sections as they come."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._last_title = ""
+
+    def show(self, title: str, findings: Sequence[Finding]) -> None:
+        """One section, or the next bit of the one before."""
+        from tuner.cli.doctor_view import format_section
+
+        if self._is_silent:
+            return
+        is_new = title != self._last_title
+        if is_new and self._last_title:
+            print()
+        print(format_section(title, findings, has_title=is_new), flush=True)
+        self._last_title = title
+
+
+if __name__ == "__main__":
+    sys.exit(main())
