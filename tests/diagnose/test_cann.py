@@ -1,4 +1,4 @@
-"""Version files of CANN are synthetic: made from the documented lines, since no NPU was at hand."""
+"""Version files of CANN here are synthetic, made from the documented lines: no NPU was at hand."""
 
 from __future__ import annotations
 
