@@ -24,6 +24,7 @@ from tuner.study.space import (
     first_choices,
     fit_to_device,
     fit_to_model,
+    is_compilable,
     load_space,
     tokens_per_update,
 )
@@ -59,6 +60,15 @@ class TestLoading:
             AlignRule(up_to=512, multiple=32),
             AlignRule(multiple=64),
         )
+
+    def test_the_shipped_ones_are_these_and_the_readme_lists_them(self):
+        assert SHIPPED == [
+            "ascend-910a", "ascend-910b", "cpu", "default", "long-context", "packing",
+            "precision", "short-sequences",
+        ]  # fmt: skip
+        text = (REPOSITORY / "search_spaces" / "README.md").read_text()
+        listed = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+        assert sorted(listed) == [f"{name}.yaml" for name in SHIPPED]
 
     @pytest.mark.parametrize("kind", ["folder", "file"])
     def test_something_called_default_does_not_hide_the_shipped_one(
@@ -97,6 +107,76 @@ class TestLoading:
         (tmp_path / "space.yaml").write_text(text)
         with pytest.raises(BadInputError, match=r"space\.yaml"):
             load_space(str(tmp_path / "space.yaml"))
+
+
+def steps(space: SearchSpace) -> list[int]:
+    """Every multiple that a space aligns to."""
+    return [
+        multiple
+        for align in space.align
+        for multiple in ([align] if isinstance(align, int) else [r.multiple for r in align])
+    ]
+
+
+class TestWhatIsShipped:
+    @pytest.mark.parametrize("name", SHIPPED)
+    def test_every_choice_can_be_compiled_and_most_shapes_are_allowed(self, name):
+        space = load_space(name)
+        for choice in all_choices(space):
+            assert is_compilable(choice.graph_mode, choice.jit_level)
+        assert space.strategy == ("packed", "fixed") or (
+            space.num_buckets.high <= space.max_static_shapes
+        )
+        assert set(first_choices(space)) <= set(all_choices(space))
+
+    @pytest.mark.parametrize("name", SHIPPED)
+    def test_every_choice_has_its_reason_above_it(self, name):
+        text = (REPOSITORY / "search_spaces" / f"{name}.yaml").read_text()
+        blocks = [block.splitlines() for block in text.split("\n\n")]
+        assert all(block[0].startswith("# ") for block in blocks)
+        assert max(map(len, text.splitlines())) <= 101
+
+    @pytest.mark.parametrize("name", ["cpu", "precision", "packing", "long-context"])
+    def test_a_cpu_is_left_with_something_to_try(self, name):
+        fitted, _ = fit_to_device(load_space(name), "CPU")
+        assert all_choices(fitted) and "bf16" not in fitted.compute_dtype
+
+    def test_910a_has_no_bf16_and_static_graphs_alone_so_that_o2_is_possible(self):
+        space = load_space("ascend-910a")
+        assert space.compute_dtype == ("fp32", "fp16")
+        assert space.graph_mode == ("static",) and "O2" in space.jit_level
+        assert "dynamic" not in space.strategy
+        assert min(steps(space)) == 16
+
+    def test_910b_has_bf16_and_both_graph_modes(self):
+        space = load_space("ascend-910b")
+        assert space.compute_dtype == ("fp32", "bf16")
+        assert set(space.graph_mode) == {"static", "dynamic"} and "O2" not in space.jit_level
+        assert min(steps(space)) == 16 and space.fill_memory
+
+    def test_cpu_needs_nothing_left_out(self):
+        space = load_space("cpu")
+        assert fit_to_device(space, "CPU") == (space, [])
+
+    def test_short_rows_have_fine_steps_and_long_ones_coarse(self):
+        short, long = load_space("short-sequences"), load_space("long-context")
+        assert {8, 16} <= set(short.align) and max(steps(short)) <= 64
+        assert min(a for a in long.align if isinstance(a, int)) == 64 and long.fill_memory
+        assert min(long.longest_rows_per_batch) == 1 < min(short.longest_rows_per_batch)
+        assert "fixed" not in long.strategy and short.strategy[0] == "packed"
+
+    def test_packing_is_held_against_padding_to_the_longest_alone(self):
+        space = load_space("packing")
+        assert set(space.strategy) == {"packed", "fixed"}
+        packed = {c.packed_lengths for c in all_choices(space) if c.strategy == "packed"}
+        assert packed == set(range(1, 7))
+
+    def test_precision_varies_precisions_under_stricter_tolerances(self):
+        space, default = load_space("precision"), load_space("default")
+        assert set(space.compute_dtype) == {"fp32", "fp16", "bf16"}
+        assert space.max_loss_deviation < default.max_loss_deviation
+        assert space.max_gradient_deviation < default.max_gradient_deviation
+        assert len(all_choices(space)) == 10  # 5 numbers of buckets x 2 steps
 
 
 class TestMistakes:
