@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tuner.trial.folder import StudyFolder
 
 COMMAND = "varseq-tune"
+OTHER_STACKS = ("mindformers", "mindspeed", "minddata")
 EXIT_NOTHING_MEASURED = 1
 
 
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parse_options(given)
     exit_on_sigterm()
+    if options.emit:
+        return run_command(COMMAND, lambda: _emit(options, given))
     return run_command(
         COMMAND,
         lambda: _tune(options, given),
@@ -56,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         default="default",
         metavar="NAME",
         help="search space: a shipped name or a YAML file (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--emit",
+        choices=OTHER_STACKS,
+        help="run nothing: write the best.yaml of --out for MindFormers (YAML), MindSpeed-LLM "
+        "(flags) or a MindSpore dataset (Python)",
     )
     add_override_option(parser, "train.epochs=5")
     _add_budget_options(parser.add_argument_group("how much"))
@@ -144,6 +153,13 @@ def _add_cost_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="run no trial: rank the space by the cost model alone; needs no device",
     )
+
+
+def _emit(options: argparse.Namespace, given: Sequence[str]) -> int:
+    from tuner.cli.tune_emit import emit
+    from tuner.trial.folder import StudyFolder
+
+    return emit(StudyFolder(Path(options.out)), options.emit, given)
 
 
 def _tune(options: argparse.Namespace, given: Sequence[str]) -> int:

@@ -113,9 +113,19 @@ def format_config(config: BaseModel, *, header: str = "") -> str:
         config: Any schema value.
         header: Lines that stand as comments above it.
     """
+    return format_plain(to_plain(config), header=header)
+
+
+def format_plain(content: Mapping[str, Any], *, header: str = "") -> str:
+    """Plain data as YAML text, in its own order, after a comment; the inverse of `parse_yaml`.
+
+    Args:
+        content: What YAML can hold.
+        header: Lines that stand as comments above it.
+    """
     comment = "".join(f"# {line}\n" for line in header.splitlines())
     return comment + yaml.dump(
-        to_plain(config), Dumper=_FlowListDumper, sort_keys=False, width=96, allow_unicode=True
+        content, Dumper=_FlowListDumper, sort_keys=False, width=96, allow_unicode=True
     )
 
 
