@@ -108,6 +108,9 @@ def test_share_must_be_in_its_range(field, value):
         ("device", ""),
         ("graph.mode", "Static"),
         ("graph.jit_level", "O3"),
+        ("graph.attention", "sdpa"),
+        ("memory.optimize_level", "O2"),
+        ("memory.enable_vmm", "true"),
         ("data.overflow", "cut"),
         ("batching.strategy", "sorted"),
     ],
@@ -173,7 +176,7 @@ def test_key_far_from_all_gets_no_guess():
     assert "did you mean" not in line
     assert line.endswith(
         "known here: data, batching, graph, precision, model, optimizer, schedule, train, "
-        "evaluation, device, provenance"
+        "evaluation, device, memory, provenance"
     )
 
 
@@ -414,3 +417,41 @@ def test_lists_of_a_provenance_belong_to_its_shapes():
     )
     prediction = record["prediction"] | {"step_s": [0.1]}
     assert "(got 1 for 2)" in refusal({"provenance": record | {"prediction": prediction}})
+
+
+def test_o3_is_refused_with_the_reason():
+    assert "O3 is gone: MindSpore had it in 2.0 and 2.1 only" in refusal({"graph.jit_level": "O3"})
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        ({}, "memory sets nothing; leave it out or set it to null"),
+        ({"max_size_gb": 2, "init_size_gb": 4}, "at most max_size_gb (got 4 and 2)"),
+        ({"max_size_gb": 0.0}, "memory.max_size_gb: "),
+        ({"increase_size_gb": float("inf")}, "memory.increase_size_gb: "),
+        ({"init_size_gb": 1025}, "memory.init_size_gb: "),
+        ({"max_size": 3}, "did you mean max_size_gb"),
+    ],
+)
+def test_rules_of_the_memory_pool(memory, words):
+    assert words in refusal({"memory": memory})
+
+
+def test_fields_that_are_not_set_leave_plain_data_as_it_was():
+    """So that studies and checkpoints from before these fields keep their fingerprints."""
+    plain = to_plain(make_config({}))
+    assert "memory" not in plain
+    assert list(plain["graph"]) == ["mode", "jit_level", "compile_cache"]
+    assert to_plain(make_config({"graph.attention": "auto", "memory": None})) == plain
+
+
+def test_fields_that_are_set_survive_plain_data():
+    config = make_config({"graph.attention": "math", "memory": {"max_size_gb": 57.5}})
+    plain = to_plain(config)
+    assert plain["graph"]["attention"] == "math"
+    assert plain["memory"] == {
+        "max_size_gb": 57.5, "init_size_gb": None, "increase_size_gb": None,
+        "optimize_level": None, "enable_vmm": None,
+    }  # fmt: skip
+    assert parse_model(TrainConfig, plain, source="c") == config

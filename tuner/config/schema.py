@@ -9,10 +9,11 @@ that is not here is an error that names its nearest neighbours. Reading and writ
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from tuner.config.memory_section import MemoryConfig
 from tuner.config.model_section import LoraConfig, ModelConfig, RopeScalingConfig
 from tuner.config.provenance_section import CostRecord, PredictionRecord, ProvenanceConfig
 from tuner.config.sections import PositiveFloat, PositiveInt, Section
@@ -26,6 +27,7 @@ from tuner.config.training_sections import (
 __all__ = [
     "OP_GROUPS",
     "AlignRule",
+    "AttentionName",
     "BatchingConfig",
     "ComputeDtype",
     "CostRecord",
@@ -34,6 +36,7 @@ __all__ = [
     "GraphConfig",
     "LoopConfig",
     "LoraConfig",
+    "MemoryConfig",
     "ModelConfig",
     "OpGroup",
     "OptimizerConfig",
@@ -49,6 +52,8 @@ __all__ = [
 StrategyName = Literal["fixed", "dynamic", "bucketed", "packed"]
 
 ComputeDtype = Literal["fp32", "fp16", "bf16"]
+
+AttentionName = Literal["auto", "math", "flash"]
 
 OpGroup = Literal[
     "softmax", "norms", "rope", "logits", "loss", "embedding", "activations", "residual"
@@ -180,6 +185,21 @@ class GraphConfig(Section):
     compile_cache: bool = False
     """Whether compiled graphs are kept on disk in train.out for the warm-up after --resume; every
     graph from there is checked against a fresh value before it is trained with."""
+    attention: AttentionName = "auto"
+    """math: matrix products and a softmax; flash: flash_attention_score, on Ascend in fp16 or
+    bf16; auto: flash where it can be, else math. Of the built-in decoder."""
+
+    left_out_at_default: ClassVar[frozenset[str]] = frozenset({"attention"})
+
+    @field_validator("jit_level", mode="before")
+    @classmethod
+    def _is_a_level_that_is_left(cls, value: object) -> object:
+        if value == "O3":
+            raise ValueError(
+                "O3 is gone: MindSpore had it in 2.0 and 2.1 only; take O0, O1 or, on Ascend with "
+                "static shapes, O2"
+            )
+        return value
 
 
 class PrecisionConfig(Section):
@@ -225,8 +245,12 @@ class TrainConfig(Section):
     """Rows to evaluate on; null: none."""
     device: Literal["auto", "cpu", "ascend"] = "auto"
     """auto: Ascend where MindSpore reports one, else CPU."""
+    memory: MemoryConfig | None = None
+    """The memory pool of Ascend; null: as MindSpore has it."""
     provenance: ProvenanceConfig | None = None
     """Written by varseq-tune; null in a config written by hand."""
+
+    left_out_at_default: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @model_validator(mode="after")
     def _has_an_update_size_to_scale_by(self) -> TrainConfig:
