@@ -1,4 +1,4 @@
-"""Causal grouped-query attention with rotary positions, as plain matrix products.
+"""Causal grouped-query attention with rotary positions: matrix products, or flash attention.
 
 Rows are padded on the right and attention is causal, so no real token ever sees padding and no
 padding mask is needed: what padding rows compute is never read.
@@ -12,14 +12,21 @@ from mindspore import Tensor, nn
 
 from tuner.config.schema import ModelConfig
 from tuner.train.device_ops import FromHeads, ToHeads, mix_of_device, rotation_of_device
+from tuner.train.flash import FlashMix
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.precision import Dtypes
 
 
 class Attention(nn.Cell):
-    """Self-attention of one layer."""
+    """Self-attention of one layer.
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
+    Args:
+        config: Sizes.
+        dtypes: Of its parts.
+        is_flash: Whether it attends by flash attention.
+    """
+
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, *, is_flash: bool = False) -> None:
         super().__init__()
         self.products = dtypes.products
         self.rope = dtypes.rope
@@ -29,6 +36,8 @@ class Attention(nn.Cell):
         self.head_size = config.size_of_head
         self.heads_width = self.num_heads * self.head_size
         self.scale = self.head_size**-0.5
+        # Flash attention multiplies the scores: queries are scaled once, here or there.
+        self.scales_queries = not is_flash
         self.is_rotary = config.positions == "rotary"
         self.has_qk_norm = config.qk_norm
         if self.has_qk_norm:
@@ -39,7 +48,7 @@ class Attention(nn.Cell):
         self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
         self.from_heads = FromHeads()
         self.rotation = rotation_of_device()
-        self.mix = mix_of_device(dtypes.softmax)
+        self.mix = mix_of_device(dtypes.softmax, FlashMix(config) if is_flash else None)
 
     def _add_projections(self, config: ModelConfig, dtypes: Dtypes) -> None:
         to_heads = (config.width, self.heads_width)
@@ -70,7 +79,7 @@ class Attention(nn.Cell):
             angles: Cosine and sine of the rotary angles, for queries and for keys; they broadcast
                 to [B, N, T, H] and [B, K, T, H]; of rope's dtype.
             mask: Added to the scores, broadcasts to [B, K, G, T, T]; 0, or where hidden the masked
-                score of softmax's dtype.
+                score of softmax's dtype. Of flash attention as `FlashMask` makes it.
         """
         B, T, _ = x_BTD.shape
         q_BNTH = self.to_heads(self.q_proj(x_BTD))
@@ -79,7 +88,9 @@ class Attention(nn.Cell):
         if self.has_qk_norm:
             q_BNTH = self.q_norm(q_BNTH)
             k_BKTH = self.k_norm(k_BKTH)
-        q_BNTH = self.rotate(q_BNTH, *angles[0]) * self.scale
+        q_BNTH = self.rotate(q_BNTH, *angles[0])
+        if self.scales_queries:
+            q_BNTH = q_BNTH * self.scale
         k_BKTH = self.rotate(k_BKTH, *angles[1])
         # The G query heads of a key head are stacked along T, so keys need no copies.
         q_BKSH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)

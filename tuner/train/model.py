@@ -9,9 +9,16 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from tuner.config.schema import ModelConfig
+from tuner.config.schema import AttentionName, ModelConfig
 from tuner.train.attention import Attention
-from tuner.train.device_ops import Spread, gate_of_device, head_of_device, sum_of_device
+from tuner.train.device_ops import (
+    Spread,
+    attends_by_flash,
+    gate_of_device,
+    head_of_device,
+    sum_of_device,
+)
+from tuner.train.flash import FlashMask
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.lora import is_adapter
 from tuner.train.precision import FP32, MASKED_SCORES, Dtypes
@@ -40,12 +47,12 @@ class SwiGLU(nn.Cell):
 class DecoderLayer(nn.Cell):
     """Attention and SwiGLU, each after a norm and added to its input."""
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, *, is_flash: bool) -> None:
         super().__init__()
         self.residual = dtypes.residual
         self.sum = sum_of_device()
         self.input_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
-        self.attention = Attention(config, dtypes)
+        self.attention = Attention(config, dtypes, is_flash=is_flash)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
         self.mlp = SwiGLU(config, dtypes)
 
@@ -69,12 +76,22 @@ class Decoder(nn.Cell):
             divided by sqrt(2 * num_layers) as in GPT-2, norms 1, biases and adapters 0. With a
             source all are 0: they are read from there.
         dtypes: Of its parts; the weights are float32 whatever these are.
+        attention: As graph.attention.
+
+    Raises:
+        BadInputError: attention is flash, which device, dtype or sizes do not allow.
     """
 
     def __init__(
-        self, config: ModelConfig, max_length: int, seed: int, dtypes: Dtypes = FP32
+        self,
+        config: ModelConfig,
+        max_length: int,
+        seed: int,
+        dtypes: Dtypes = FP32,
+        attention: AttentionName = "auto",
     ) -> None:
         super().__init__()
+        self.is_flash = attends_by_flash(attention, config, dtypes, max_length)
         table = (config.vocab_size, config.width)
         self.embedding = _zeros(table, "embedding")
         self.is_tied = config.tie_embedding
@@ -84,7 +101,12 @@ class Decoder(nn.Cell):
         if self.has_learned_positions:
             positions = (config.max_positions or max_length, config.width)
             self.position_embedding = _zeros(positions, "position_embedding")
-        self.layers = nn.CellList([DecoderLayer(config, dtypes) for _ in range(config.num_layers)])
+        layers = range(config.num_layers)
+        self.layers = nn.CellList(
+            [DecoderLayer(config, dtypes, is_flash=self.is_flash) for _ in layers]
+        )
+        if self.is_flash:
+            self.flash_mask = FlashMask()
         self.final_norm = RMSNorm(config.width, config.norm_eps, dtypes.norms)
         self.cos, self.sin = rotary_tables(config, max_length, dtypes.rope)
         self.embedding_dtype = dtypes.embedding
@@ -131,7 +153,7 @@ class Decoder(nn.Cell):
         return weight.astype(self.logits_dtype)
 
     def hidden(self, input_ids_BT: Tensor, packing: tuple[Tensor, ...]) -> Tensor:
-        """What the last product takes, [M, D] of the logits' dtype; as `label_log_probs` takes it."""
+        """What the last product takes, [M, D] of the logits' dtype; as `label_log_probs`."""
         B, T = input_ids_BT.shape
         angles, mask = self.angles(B, T, packing), self.mask(B, T, packing)
         x_BTD = ops.gather(self.embedding, input_ids_BT, 0).astype(self.embedding_dtype)
@@ -163,7 +185,9 @@ class Decoder(nn.Cell):
         )
 
     def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor:
-        """What is added to the scores, as `Attention` takes it."""
+        """What is added to the scores or hides them, as `Attention` takes it."""
+        if self.is_flash:
+            return self.flash_mask(packing)
         places = ops.arange(T)
         is_hidden = places.reshape(1, T) > places.reshape(T, 1)
         is_hidden = is_hidden.reshape(1, 1, 1, T, T)

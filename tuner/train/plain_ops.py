@@ -49,7 +49,7 @@ class Norm(nn.Cell):
 
 
 class Mix(nn.Cell):
-    """softmax(q k^T + mask) v, of every head.
+    """softmax(q k^T + mask) v, of every head; what `flash.FlashMix` is compared with.
 
     Args:
         softmax_dtype: The mask's sum and the softmax compute in this.
@@ -65,7 +65,8 @@ class Mix(nn.Cell):
         """[B, K, S, H] queries and [B, K, T, H] keys and values to [B, K, S, H], of one dtype.
 
         Args:
-            q_BKSH: S = G * T: the G query heads of a key head are stacked, so keys need no copies.
+            q_BKSH: Scaled. S = G * T: the G query heads of a key head are stacked, so keys need
+                no copies.
             k_BKTH: Keys.
             v_BKTH: Values.
             mask: Broadcasts to [B, K, G, T, T], of softmax's dtype; it gets no gradient.
