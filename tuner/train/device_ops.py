@@ -104,7 +104,7 @@ def mix_of_device(softmax_dtype: Dtype) -> nn.Cell:
 
 
 def head_of_device(dtypes: Dtypes) -> nn.Cell:
-    """Takes [M, D], the weight [V, D] and labels [M, 1] to the labels' log-probabilities [M, 1]."""
+    """Takes [M, D], weight [V, D] and labels [M, 1] to the labels' log-probabilities [M, 1]."""
     is_fp32 = dtypes.logits == dtypes.loss == ms.float32
     return FullSizeHead() if needs_full_sizes() and is_fp32 else Head(dtypes.loss)
 

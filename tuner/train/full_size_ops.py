@@ -105,7 +105,7 @@ class _MixAndWeights(nn.Cell):
         weights = ops.softmax(scores + mask_BKST, -1)
         return PRODUCTS(weights.astype(v_BKTH.dtype), v_BKTH), weights
 
-    def bprop(
+    def bprop(  # noqa: PLR0913 (what MindSpore hands to a backward)
         self,
         q_BKSH: Tensor,
         k_BKTH: Tensor,
@@ -173,7 +173,7 @@ class _LabelAndAllLogProbs(nn.Cell):
         out: tuple[Tensor, Tensor],
         dout: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """With p the probabilities: dx = do * (w[label] - p w), dw = onehot^T (do * x) - p^T (do * x).
+        """With p the probabilities: dx = do * (w[label] - p w), dw = (onehot - p)^T (do * x).
 
         So what comes is multiplied into rows of width D and never into those of width V.
         """

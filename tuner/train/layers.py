@@ -1,7 +1,7 @@
 """What decoder layers are made of: linear maps and norms.
 
-Shapes: M tokens of all rows, D width. Rows stay flat, since in a dynamic graph every change of shape
-and back is some ten kernels.
+Shapes: M tokens of all rows, D width. Rows stay flat, since in a dynamic graph every change of
+shape and back is some ten kernels.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Decoder(nn.Cell):
         return weight.astype(self.logits_dtype)
 
     def hidden(self, input_ids_BT: Tensor, packing: tuple[Tensor, ...]) -> Tensor:
-        """What the last product takes, [M, D] of the logits' dtype; as `label_log_probs` takes it."""
+        """What the last product takes, [M, D] of the logits' dtype; arguments as above."""
         B, T = input_ids_BT.shape
         angles, mask = self.angles(B, T, packing), self.mask(B, T, packing)
         x_MD = ops.gather(self.embedding, input_ids_BT.reshape(-1), 0)
