@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import nn, ops
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
 
 WIDTH = 16
+
+
+class Scale(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(WIDTH, np.float32)), name="weight")
+
+    def construct(self, x, mask):
+        return x * self.weight
 
 
 class Attention(nn.Cell):
@@ -48,11 +58,11 @@ class Block(nn.Cell):
 
 
 class Model(nn.Cell):
-    def __init__(self, vocab_size, max_length, second_block=None):
+    def __init__(self, vocab_size, max_length, block=None):
         super().__init__()
         self.table = nn.Embedding(vocab_size, WIDTH)
         self.places = nn.Embedding(max_length, WIDTH)
-        self.layers = nn.CellList([Block(Attention()), second_block or Block(Attention())])
+        self.layers = nn.CellList([Scale(), block or Block(Attention())])
         self.out = nn.Dense(WIDTH, vocab_size)
 
     def construct(self, input_ids_BT, segment_ids_BT, position_ids_BT):

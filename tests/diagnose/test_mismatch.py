@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from strategies import make_config
 
+from tuner.config.override import override_config
 from tuner.diagnose.mismatch import explain_failure, findings_of, write_raw
 from tuner.diagnose.shape_trace import model_arrays, trace_forward
 from tuner.errors import BadInputError
 from tuner.train.build import build_model
+from tuner.train.engine import Engine
 from tuner.train.loader import Batch, Packing
 from tuner.train.shape_check import Mismatch
 
@@ -167,6 +169,27 @@ def test_the_built_in_decoder_past_its_positions_is_explained():
     explanation = explain_failure(raised_by(model, batch), model, config, batch)
     assert explanation.likeliest == "positions-past-table"
     assert cause_of(explanation).evidence == "rows have 12 tokens, but the table has 8 rows"
+
+
+@pytest.mark.parametrize(
+    ("factory", "likeliest"),
+    [("few_places", "positions-past-table"), ("fixed_sizes", "fixed-length")],
+)
+def test_a_step_that_raised_is_explained_and_the_next_one_runs(device, factory, likeliest):
+    """Forward and backward of an engine, op by op; the model is the one that is trained."""
+    config = override_config(
+        CONFIG, {"model.factory": f"broken_cells:{factory}"}, source="the test"
+    )
+    engine = Engine(config, device, 12)
+    with engine.without_graphs():
+        with pytest.raises((RuntimeError, ValueError)) as raised:
+            engine.run_step(BATCH)
+        explanation = explain_failure(raised.value, engine.model, config, BATCH)
+        assert explanation is not None
+        assert explanation.likeliest == likeliest
+        loss = engine.run_step(Batch.full((2, 8), config))
+    # 14 labels; the weights are small, so that all of the vocabulary is about as likely.
+    assert loss == pytest.approx(14 * np.log(VOCAB), rel=0.5)
 
 
 OTHER_ERRORS = [

@@ -81,14 +81,16 @@ CASES = {
         # Two query heads to a key head: S = 2 T.
         [(2, 3, 10, 4), (2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 2, 5, 5)],
     ),
+    # Of rows of heads, as the full-size form gives them back.
     "rotation": (
-        full_size_ops.FullSizeRotation, plain_ops.Rotation,
-        [(2, 3, 5, 8), (2, 3, 5, 8), (2, 3, 5, 8)],
+        functools.partial(full_size_ops.FullSizeRotation, 8), plain_ops.Rotation,
+        [(30, 8), (30, 8), (30, 8)],
     ),
     "gate": (full_size_ops.FullSizeGate, plain_ops.Gate, [(6, 4), (6, 4)]),
     "sum": (full_size_ops.FullSizeSum, plain_ops.Sum, [(6, 4), (6, 4)]),
     "norm": (
-        functools.partial(full_size_ops.FullSizeNorm, EPS), functools.partial(plain_ops.Norm, EPS),
+        functools.partial(full_size_ops.FullSizeNorm, EPS, 8),
+        functools.partial(plain_ops.Norm, EPS),
         [(9, 8), (8,)],
     ),
 }  # fmt: skip
@@ -152,17 +154,17 @@ def test_norm_is_that_of_numpy():
     scaled = outer * weight
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdims=True)) / root
     wanted = (normed * weight, [dx, (outer * normed).sum(0)])
-    for norm in (full_size_ops.FullSizeNorm(EPS), plain_ops.Norm(EPS)):
+    for norm in (full_size_ops.FullSizeNorm(EPS, 8), plain_ops.Norm(EPS)):
         assert_equal(run(norm, outer, x, weight), wanted)
 
 
 def test_rotation_turns_pairs_as_complex_numbers():
-    x, outer = drawn(1, 1, 4, 6), drawn(1, 1, 4, 6, seed=1)
-    angles = drawn(1, 1, 4, 3, seed=2)
+    x, outer = drawn(4, 6), drawn(4, 6, seed=1)
+    angles = drawn(4, 3, seed=2)
     cos, sin = (np.concatenate([part(angles)] * 2, -1) for part in (np.cos, np.sin))
     turned = (x[..., :3] + 1j * x[..., 3:]) * np.exp(1j * angles)
     back = (outer[..., :3] + 1j * outer[..., 3:]) * np.exp(-1j * angles)
-    output, gradients = run(full_size_ops.FullSizeRotation(), outer, x, cos, sin)
+    output, gradients = run(full_size_ops.FullSizeRotation(6), outer, x, cos, sin)
     wanted = [np.concatenate([part.real, part.imag], -1) for part in (turned, back)]
     assert_equal((output, gradients[:1]), (wanted[0], wanted[1:]))
 
@@ -195,10 +197,10 @@ def test_the_device_decides(monkeypatch):
     for name in ("CPU", "Ascend"):
         monkeypatch.setattr(ms, "get_context", lambda _, name=name: name)
         cells = (
-            device_ops.norm_of_device(EPS),
+            device_ops.norm_of_device(EPS, 8, ms.float32),
             device_ops.mix_of_device(ms.float32),
             device_ops.head_of_device(FP32),
-            device_ops.rotation_of_device(),
+            device_ops.rotation_of_device(8),
             device_ops.gate_of_device(),
             device_ops.sum_of_device(),
         )

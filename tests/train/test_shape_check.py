@@ -58,19 +58,23 @@ def set_at(batch, array, place, value):
 
 @st.composite
 def loaded_batches(draw):
-    """What the loader makes of any rows, padding ids among their tokens."""
+    """What the loader makes of any rows: padding ids as tokens, labels ignored, rows cut."""
     config = draw(st.sampled_from([PADDED, PACKED, OWN_CELL]))
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-    ids = [draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)) for n in lengths]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = []
+    for length in lengths:
+        ids = rng.integers(0, 10, length).astype(np.int32)
+        rows.append((ids, np.where(rng.random(length) < 0.3, -100, ids)))
     most = draw(st.integers(1, 3)) if config is PACKED else 1
     counts = [most] * (len(lengths) // most) + [1] * (len(lengths) % most)
     counts.insert(draw(st.integers(0, len(counts))), 0)
     planned = PlannedBatch(
         row_indices=np.arange(len(lengths)),
         rows_per_slot=np.array(counts),
-        padded_length=draw(st.integers(max(lengths) * most, 30)),
+        padded_length=draw(st.integers(max(lengths) * most if config is PACKED else 1, 30)),
     )
-    return config, pad_batch([row(*one) for one in ids], planned, config)
+    return config, pad_batch(rows, planned, config)
 
 
 @given(loaded_batches())
@@ -264,5 +268,5 @@ def test_a_look_at_4096_tokens_takes_no_time(config):
         started = time.perf_counter()
         assert check_batch(batch, config, 512) == []
         seconds.append(time.perf_counter() - started)
-    # 0.1 ms on an idle machine; the best of 20, since others may work on it.
+    # 0.1 to 0.2 ms alone; the best of 20, since others may work on it.
     assert min(seconds) < 0.002

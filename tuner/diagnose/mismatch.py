@@ -37,7 +37,7 @@ from tuner.train.model import Decoder
 from tuner.train.shape_check import TABLE, TOGETHER, Mismatch, check_batch
 
 SHAPE_TEXT = re.compile(
-    r"[Ss]hape|[Dd]imension|[Bb]roadcast|[Rr]eshape|[Rr]ange|out of bounds|sizes? of|axis"
+    r"[Ss]hape|[Dd]imension|[Bb]roadcast|[Rr]eshape|\b[Rr]ange|out of bounds|\bsizes? of|\baxis"
 )
 RANGE_TEXT = re.compile(r"should be in the range|out of (range|bounds)|index\w* .*range")
 MASK_TEXT = re.compile(r"mask|segment", re.IGNORECASE)
@@ -139,7 +139,7 @@ def explain_failure(
     Returns:
         None if the error is about something else, as memory or dtypes.
     """
-    if is_no_shape_error(error):
+    if is_no_shape_error(error) or not isinstance(error, Exception):
         return None
     trace = trace_forward(model, model_arrays(batch))
     if trace.error is not None and is_no_shape_error(trace.error):

@@ -6,14 +6,16 @@ where a forward broke. What a hook cannot see: a Cell whose `construct` is calle
 that holds a backward of its own (MindSpore 2.10 gives it no hook after), and what lies between
 two Cells, for which the line of the model's own source is named instead.
 
-Hooks are part of the key under which MindSpore keeps a compiled graph: after a trace every graph
-of the process compiles again. So models are traced before a run, or after it failed.
+The number of hooks ever set is part of the key under which MindSpore keeps a compiled graph (2.10,
+graph/api.py): after a trace every graph of the process may compile again. So models are traced
+before a run, or after it failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,21 +70,38 @@ def trace_shapes(model: nn.Cell, arrays: Sequence[NDArray[np.int32]]) -> list[Ce
 
 
 def trace_forward(model: nn.Cell, arrays: Sequence[NDArray[np.int32]]) -> ShapeTrace:
-    """As `trace_shapes`, with what the forward raised."""
-    recorder, lines = _Recorder(), LineWatch(_wait)
+    """As `trace_shapes`, with what the forward raised, and at which line.
+
+    A forward that raises runs twice: finding the line takes some milliseconds for each line.
+    """
+    # The first call in a process does nothing on CPU (2.10), and an earlier run may have left an
+    # error behind.
+    with contextlib.suppress(Exception):
+        _wait()
+    size, length = arrays[0].shape
+    calls, error = _run(model, arrays, contextlib.nullcontext())
+    if error is None:
+        return ShapeTrace(shape=(size, length), calls=calls)
+    lines = LineWatch(_wait)
+    calls_again, again = _run(model, arrays, lines.watching())
+    if again is None:
+        return ShapeTrace(shape=(size, length), calls=calls, error=error)
+    place, line = lines.line_of(again)
+    return ShapeTrace(shape=(size, length), calls=calls_again, error=again, place=place, line=line)
+
+
+def _run(
+    model: nn.Cell, arrays: Sequence[NDArray[np.int32]], watch: AbstractContextManager[None]
+) -> tuple[tuple[CellCall, ...], Exception | None]:
+    recorder = _Recorder()
     error: Exception | None = None
-    place = line = ""
     try:
-        with op_by_op(), recorder.watching(model), lines.watching():
+        with op_by_op(), recorder.watching(model), watch:
             model(*map(Tensor, arrays))
             _wait()
     except Exception as raised:
         error = raised
-        place, line = lines.line_of(raised)
-    size, length = arrays[0].shape
-    return ShapeTrace(
-        shape=(size, length), calls=tuple(recorder.calls), error=error, place=place, line=line
-    )
+    return tuple(recorder.calls), error
 
 
 def model_arrays(batch: Batch) -> tuple[NDArray[np.int32], ...]:
@@ -109,7 +128,7 @@ def trace_config(config: TrainConfig) -> TraceReport:
     try:
         model = build_model(config, longest, reads_source=False)
     except BadInputError as error:
-        why = "every run starts with a forward of 2 rows"
+        why = "no run starts with it"
         refused = Finding(
             name="model-not-built", severity="error", what=error.problem, why=why, fix=error.fix
         )

@@ -77,7 +77,10 @@ def is_no_shape_error(error: BaseException) -> bool:
 
 
 def _past_tables(traces: Sequence[ShapeTrace]) -> list[Finding]:
-    """Not every device raises for a row that is not there: Ascend reads what lies behind."""
+    """Looked for in the values, since not every device raises for a row that is not there.
+
+    CPU does (2.10). Ascend gives any number: from the documentation of ops.gather, not run.
+    """
     past = {
         call.path: (trace, call)
         for trace in reversed(traces)

@@ -47,7 +47,7 @@ class Attention(nn.Cell):
         self.to_heads = ToHeads(self.num_heads, self.head_size)
         self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
         self.from_heads = FromHeads()
-        self.rotation = rotation_of_device()
+        self.rotation = rotation_of_device(self.head_size)
         self.mix = mix_of_device(dtypes.softmax, FlashMix(config) if is_flash else None)
 
     def _add_projections(self, config: ModelConfig, dtypes: Dtypes) -> None:
@@ -63,38 +63,44 @@ class Attention(nn.Cell):
         self.o_proj = projection(config, "o_proj", to_width, dtype, has_bias=ends_with_bias)
 
     def rotate(self, x_BNTH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turn each pair (x_i, x_{i + H/2}) by its angle."""
+        """Turn each pair (x_i, x_{i + H/2}) by its angle; rows in whatever shape."""
         x_BNTH = x_BNTH.astype(self.rope)
         if not self.is_rotary:
             return x_BNTH
         return self.rotation(x_BNTH, cos, sin)
 
     def construct(
-        self, x_BTD: Tensor, angles: tuple[tuple[Tensor, Tensor], ...], mask: Tensor
+        self,
+        x_MD: Tensor,
+        B: int,
+        T: int,
+        angles: tuple[tuple[Tensor, Tensor], ...],
+        mask: Tensor,
     ) -> Tensor:
-        """Attend; [B, T, D] to [B, T, D] of the products' dtype.
+        """Attend; [M, D] to [M, D] of the products' dtype.
 
         Args:
-            x_BTD: Normalised input.
-            angles: Cosine and sine of the rotary angles, for queries and for keys; they broadcast
-                to [B, N, T, H] and [B, K, T, H]; of rope's dtype.
+            x_MD: Normalised input.
+            B: Rows.
+            T: Tokens of each.
+            angles: Cosine and sine of the rotary angles, for queries and for keys, as the
+                device's rotation takes them; of rope's dtype.
             mask: Added to the scores, broadcasts to [B, K, G, T, T]; 0, or where hidden the masked
                 score of softmax's dtype. Of flash attention as `FlashMask` makes it.
         """
-        B, T, _ = x_BTD.shape
-        q_BNTH = self.to_heads(self.q_proj(x_BTD))
-        k_BKTH = self.to_kv_heads(self.k_proj(x_BTD))
-        v_BKTH = self.to_kv_heads(self.v_proj(x_BTD))
+        H, N, K = self.head_size, self.num_heads, self.num_kv_heads
+        q = self.to_heads(self.q_proj(x_MD).reshape(B, T, N * H))
+        k = self.to_kv_heads(self.k_proj(x_MD).reshape(B, T, K * H))
+        v_BKTH = self.to_kv_heads(self.v_proj(x_MD).reshape(B, T, K * H))
         if self.has_qk_norm:
-            q_BNTH = self.q_norm(q_BNTH)
-            k_BKTH = self.k_norm(k_BKTH)
-        q_BNTH = self.rotate(q_BNTH, *angles[0])
+            q = self.q_norm(q.reshape(-1, H)).reshape(B, N, T, H)
+            k = self.k_norm(k.reshape(-1, H)).reshape(B, K, T, H)
+        q = self.rotate(q, *angles[0])
         if self.scales_queries:
-            q_BNTH = q_BNTH * self.scale
-        k_BKTH = self.rotate(k_BKTH, *angles[1])
+            q = q * self.scale
+        k = self.rotate(k, *angles[1])
         # The G query heads of a key head are stacked along T, so keys need no copies.
-        q_BKSH = q_BNTH.reshape(B, self.num_kv_heads, self.group_size * T, self.head_size)
-        q_BKSH, k_BKTH = q_BKSH.astype(self.products), k_BKTH.astype(self.products)
+        q_BKSH = q.reshape(B, K, self.group_size * T, H).astype(self.products)
+        k_BKTH = k.reshape(B, K, T, H).astype(self.products)
         mixed = self.mix(q_BKSH, k_BKTH, v_BKTH, mask)
-        mixed = mixed.reshape(B, self.num_heads, T, self.head_size)
-        return self.o_proj(self.from_heads(mixed))
+        return self.o_proj(self.from_heads(mixed.reshape(B, N, T, H)).reshape(-1, N * H))

@@ -88,9 +88,16 @@ class FromHeads(nn.Cell):
         return x.transpose(0, 2, 1, 3).reshape(B, T, N * H)
 
 
-def norm_of_device(eps: float) -> nn.Cell:
-    """Takes [M, D] and its weight [D] to x / sqrt(mean(x^2) + eps) * weight."""
-    return FullSizeNorm(eps) if needs_full_sizes() else Norm(eps)
+def norm_of_device(eps: float, width: int, dtype: Dtype) -> nn.Cell:
+    """Takes [M, D] and its weight [D] to x / sqrt(mean(x^2) + eps) * weight.
+
+    Args:
+        eps: Added to the mean.
+        width: D.
+        dtype: Of all; below float32 the other order of products would overflow.
+    """
+    is_fp32 = dtype == ms.float32
+    return FullSizeNorm(eps, width) if needs_full_sizes() and is_fp32 else Norm(eps)
 
 
 def attends_by_flash(
@@ -127,14 +134,14 @@ def mix_of_device(softmax_dtype: Dtype, flash: FlashMix | None = None) -> nn.Cel
 
 
 def head_of_device(dtypes: Dtypes) -> nn.Cell:
-    """Takes [M, D], the weight [V, D] and labels [M, 1] to their log-probabilities [M, 1]."""
+    """Takes [M, D], weight [V, D] and labels [M, 1] to the labels' log-probabilities [M, 1]."""
     is_fp32 = dtypes.logits == dtypes.loss == ms.float32
     return FullSizeHead() if needs_full_sizes() and is_fp32 else Head(dtypes.loss)
 
 
-def rotation_of_device() -> nn.Cell:
+def rotation_of_device(head_size: int) -> nn.Cell:
     """Turns the pairs of every head by their angles."""
-    return FullSizeRotation() if needs_full_sizes() else Rotation()
+    return FullSizeRotation(head_size) if needs_full_sizes() else Rotation()
 
 
 def gate_of_device() -> nn.Cell:

