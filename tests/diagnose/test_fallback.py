@@ -137,6 +137,12 @@ def test_times_that_follow_from_the_shape_are_in_line(tmp_path, kernels):
     assert "slow-shape" not in found(tmp_path, kernels)
 
 
+def test_two_shapes_of_five_out_of_line_do_not_hide_each_other(tmp_path):
+    kernels = by_length("Add", lambda n: n * (1.0 if n in (256, 512) else 0.1), LENGTHS)
+    findings = found(tmp_path, kernels)["slow-shape"]
+    assert ["8,256,512" in findings[0].what, "8,512,512" in findings[1].what] == [True, True]
+
+
 def test_a_slow_shape_below_one_percent_is_not_told(tmp_path):
     slow = by_length("Add", lambda n: 0.1 if n == 64 else n * 1e-5, LENGTHS, calls=10)
     assert "slow-shape" in found(tmp_path, slow)

@@ -22,12 +22,12 @@ NO_CORE = "N/A"
 HOST_CPU = "CPU"
 
 MAX_SHAPES_PER_OP = 2_000
-MAX_SUMS = 100_000
+MAX_SUMS = 50_000
 MAX_OPS = 5_000
 """Sums of ops at whatever shape, beyond MAX_SUMS."""
 
 MAX_TEXT_CHARS = 400
-"""Of a name or of shapes; what is longer is cut. With MAX_SUMS some 100 MB at the most."""
+"""Of a name or of shapes; what is longer is cut. With MAX_SUMS some 100 MB of ASCII."""
 
 OTHER_OPS = "(other op types)"
 
