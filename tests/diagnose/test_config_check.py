@@ -66,6 +66,8 @@ def test_missing_data_columns_and_source_are_told(data, tmp_path):
     ("changes", "name", "severity"),
     [
         ({"precision.compute_dtype": "bf16"}, "config-refused", "error"),
+        ({"graph.jit_level": "O2"}, "config-refused", "error"),
+        ({"graph.attention": "flash"}, "config-refused", "error"),
     ],
 )
 def test_what_this_device_does_not_take_is_told(data, changes, name, severity):

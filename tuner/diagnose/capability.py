@@ -62,6 +62,10 @@ CAPABILITIES = (
     Capability(name="static graph, O2, fp32", changes={"graph.jit_level": "O2"}),
     Capability(name="fp16", changes={"precision.compute_dtype": "fp16"}),
     Capability(name="bf16", changes={"precision.compute_dtype": "bf16"}),
+    Capability(
+        name="flash attention, fp16",
+        changes={"graph.attention": "flash", "precision.compute_dtype": "fp16"},
+    ),
 )
 
 

@@ -108,10 +108,12 @@ def _check_graph(
         )
         return
     # The device that MindSpore has decides, so this needs it; without it we are not here.
-    from tuner.train.device import check_precision
+    from tuner.train.device import check_fits
+    from tuner.train.flash import attention_of
 
     try:
-        check_precision(config.precision, device)
+        check_fits(config, device)
+        attention = attention_of(config, device, _longest(config))
     except BadInputError as error:
         yield Finding(
             name="config-refused",
@@ -135,8 +137,15 @@ def _check_graph(
         yield Finding(
             name="config-graph",
             severity="ok",
-            what=f"{graph.mode} graph, {graph.jit_level}, {dtype} on {device}",
+            what=f"{graph.mode} graph, {graph.jit_level}, {dtype} on {device}; {attention}",
         )
+
+
+def _longest(config: TrainConfig) -> int:
+    """Padded tokens of the longest planned row, as far as the config says; else 1."""
+    tuned = config.provenance
+    planned = [length for _, length in tuned.shapes] if tuned else []
+    return max([*planned, *config.batching.boundaries, config.data.max_length or 1])
 
 
 def _is_of(item: CapabilityResult, config: TrainConfig) -> bool:

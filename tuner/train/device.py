@@ -63,13 +63,8 @@ def open_device(config: TrainConfig, device_id: int = 0) -> Device:
             not to be had.
     """
     name = _choose(config.device)
-    level, mode = config.graph.jit_level, config.graph.mode
-    refusal = level_refusal(level, mode, name, ms.__version__)
-    if refusal is not None:
-        raise BadInputError(refusal, fix="set graph.jit_level to O0 or O1")
-    check_precision(config.precision, name)
-    # Rows and batches are not known yet: the model looks at these.
-    attention_of(config, name, max_length=1)
+    level = config.graph.jit_level
+    check_fits(config, name)
     # It makes MindSpore take graphs from the disk by their place in the order of compiles, with
     # no look at what they are, and would have a trial measure no compile.
     os.environ.pop(CACHE_VARIABLE, None)
@@ -87,6 +82,24 @@ def open_device(config: TrainConfig, device_id: int = 0) -> Device:
         memory_kind="device pool" if name == ASCEND else "resident set of the process",
         notes=tuple(notes),
     )
+
+
+def check_fits(config: TrainConfig, device_name: str) -> None:
+    """Refuse what a device, or this MindSpore on it, does not take.
+
+    Args:
+        config: Graph, precision and attention; rows and batches are looked at by the model.
+        device_name: `CPU` or `Ascend`.
+
+    Raises:
+        BadInputError: a jit_level, a dtype or an attention that is not to be had.
+    """
+    graph = config.graph
+    refusal = level_refusal(graph.jit_level, graph.mode, device_name, ms.__version__)
+    if refusal is not None:
+        raise BadInputError(refusal, fix="set graph.jit_level to O0 or O1")
+    check_precision(config.precision, device_name)
+    attention_of(config, device_name, max_length=1)
 
 
 def _open_ascend(config: TrainConfig, device_id: int) -> list[str]:
