@@ -26,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.assignments and options.config is None:
-        parser.error("--set needs --config FILE")
+    _check_options(parser, options)
     exit_on_sigterm()
-    return run_command(COMMAND, lambda: _examine(options))
+    look = _read_profile if options.profile is not None else _examine
+    return run_command(COMMAND, lambda: look(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,6 +44,18 @@ def _parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", help="also say whether this config will run here"
     )
     add_override_option(parser, "graph.mode=dynamic")
+    parser.add_argument(
+        "--trace-shapes",
+        action="store_true",
+        help="with --config: run the model op by op at three of its planned shapes, and print "
+        "what every Cell takes and gives",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="FOLDER",
+        help="look at nothing but a profile, as varseq-train --profile writes it: which ops fell "
+        "back to a slow core",
+    )
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "ascend"),
@@ -62,6 +74,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.config is None and (options.assignments or options.trace_shapes):
+        parser.error("--set and --trace-shapes need --config FILE")
+    if options.profile is not None and options.config is not None:
+        parser.error("--profile looks at nothing else, so it does not go with --config")
+
+
+def _read_profile(options: argparse.Namespace) -> int:
+    from tuner.cli.doctor_view import format_profile, profile_to_json
+    from tuner.diagnose.fallback import read_profile
+    from tuner.diagnose.finding import worst_of
+
+    report = read_profile(Path(options.profile))
+    print(profile_to_json(report) if options.json else format_profile(report))
+    return EXIT_CODES[worst_of(report.findings)]
+
+
 def _examine(options: argparse.Namespace) -> int:
     from tuner.cli.doctor_view import format_end, to_json_text
     from tuner.diagnose.capability import WORKER_COMMAND
@@ -78,6 +107,8 @@ def _examine(options: argparse.Namespace) -> int:
     view = _SectionView(is_silent=options.json)
     with _step_folder() as folder:
         found = examine(wishes, ProcessRunner(WORKER_COMMAND), folder, view.show)
+    if config is not None and options.trace_shapes:
+        found.add("shapes", lambda: _trace(config, view))
     print(to_json_text(found.sections) if options.json else f"\n{format_end(found.findings)}")
     return EXIT_CODES[found.worst]
 
@@ -89,6 +120,32 @@ def _load(options: argparse.Namespace) -> TrainConfig | None:
     from tuner.config.override import override_config, parse_assignments
 
     return override_config(load_config(options.config), parse_assignments(options.assignments))
+
+
+def _trace(config: TrainConfig, view: _SectionView) -> list[Finding]:
+    """What every Cell takes and gives, op by op in this process."""
+    from tuner.diagnose.finding import Finding
+    from tuner.diagnose.versions import mindspore_version, read_installed
+    from tuner.errors import BadInputError
+
+    if mindspore_version(read_installed(sys.version_info[:3])) is None:
+        return []
+    from tuner.diagnose.shape_trace import trace_config
+
+    try:
+        report = trace_config(config)
+    except BadInputError as error:
+        return [
+            Finding(
+                name="shapes-not-traced",
+                severity="error",
+                what=error.problem,
+                why="the model cannot be run at its planned shapes",
+                fix=error.fix,
+            )
+        ]
+    view.show_text(report.table())
+    return list(report.findings)
 
 
 @contextlib.contextmanager
@@ -116,6 +173,11 @@ class _SectionView:
             print()
         print(format_section(title, findings, has_title=is_new), flush=True)
         self._last_title = title
+
+    def show_text(self, text: str) -> None:
+        """Text between two sections."""
+        if not self._is_silent:
+            print(f"\n{text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,15 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from tabulate import tabulate
+
+from tuner.diagnose.fallback import ProfileReport
 from tuner.diagnose.finding import SEVERITIES, Finding, worst_of
 
 MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "error": "FAIL"}
 WIDTH = 100
+MOST_OPS = 15
+"""Op types that are printed; JSON has all."""
 
 
 def format_section(title: str, findings: Sequence[Finding], *, has_title: bool = True) -> str:
@@ -54,6 +59,32 @@ def to_json_text(sections: Mapping[str, Sequence[Finding]]) -> str:
     }
     worst = worst_of([finding for findings in sections.values() for finding in findings])
     return json.dumps({"worst": worst, "sections": plain}, indent=1, ensure_ascii=False)
+
+
+def format_profile(report: ProfileReport) -> str:
+    """Sources, the longest ops, findings, and a line that counts these."""
+    parts = []
+    if report.sources:
+        rows = [
+            (op.op_type, op.core, op.count, f"{op.total_s:.4f}", f"{100 * op.share:.1f} %")
+            for op in report.ops[:MOST_OPS]
+        ]
+        parts.append("\n".join(f"read {source}" for source in report.sources))
+        parts.append(tabulate(rows, headers=["op", "core", "calls", "seconds", "share"]))
+    parts += [format_section("findings", report.findings), format_end(report.findings)]
+    return "\n\n".join(parts)
+
+
+def profile_to_json(report: ProfileReport) -> str:
+    """The same for machines, with all op types."""
+    plain = {
+        "worst": worst_of(report.findings),
+        "sources": [str(source) for source in report.sources],
+        "total_s": report.total_s,
+        "ops": [dataclasses.asdict(op) for op in report.ops],
+        "findings": [dataclasses.asdict(finding) for finding in report.findings],
+    }
+    return json.dumps(plain, indent=1, ensure_ascii=False)
 
 
 def _wrapped(start: str, text: str) -> list[str]:
