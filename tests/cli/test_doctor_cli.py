@@ -103,3 +103,22 @@ def test_the_whole_of_it_ends_in_time(tmp_path):
     assert time.monotonic() - started < 90
     assert done.returncode == 0, done.stdout + done.stderr
     assert "static graph, O0, fp32: works" in done.stdout
+
+
+def test_a_profile_is_read_alone_and_decides_the_exit_code(tmp_path):
+    tables = tmp_path / "ASCEND_PROFILER_OUTPUT"
+    tables.mkdir()
+    # Synthetic, from the documented columns: Pad takes 200 of 1,000 microseconds on AI_CPU.
+    (tables / "kernel_details.csv").write_text(
+        "Step ID,Name,Type,Accelerator Core,Start Time(us),Duration(us),Input Shapes\n"
+        '1,Default/MatMul-op1,MatMul,AI_CORE,0,800,"8,512;512,512"\n'
+        '1,Default/Pad-op1,PadV3,AI_CPU,800,200,"8,511"\n'
+    )
+    done = run("--profile", tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "PadV3" in done.stdout and "20" in done.stdout
+    plain = json.loads(run("--profile", tmp_path, "--json").stdout)
+    assert plain["total_s"] == pytest.approx(1e-3)
+    assert [op["op_type"] for op in plain["ops"]] == ["MatMul", "PadV3"]
+    assert run("--profile", tmp_path / "none").returncode == 4
+    assert run("--profile", tmp_path, "--config", "x.yaml").returncode == 2

@@ -18,6 +18,7 @@ from tuner.train import device as device_module
 from tuner.train.device import (
     ALLOCATOR_VARIABLE,
     allocator_variables,
+    device_model,
     has_ascend,
     open_device,
     pool_arguments,
@@ -235,3 +236,17 @@ def test_on_ascend_variable_device_and_pool_come_in_that_order(monkeypatch):
     assert opened.name == "Ascend"
     (note,) = opened.notes
     assert "optimize_level O1 plans memory for shapes that are known" in note
+
+
+@pytest.mark.parametrize(
+    ("hal", "model"),
+    [
+        (SimpleNamespace(get_device_name=lambda number: "Ascend910B2"), "Ascend910B2"),
+        (SimpleNamespace(get_device_name=lambda number: None), ""),
+        (SimpleNamespace(), ""),
+        (None, ""),
+    ],
+)
+def test_the_model_of_an_npu_is_what_mindspore_says_if_it_says_so(hal, model):
+    assert device_model("Ascend", SimpleNamespace(hal=hal)) == model
+    assert device_model("CPU", SimpleNamespace(hal=hal)) == ""

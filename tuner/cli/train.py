@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.cli.entry import (
     OneLineParser,
@@ -18,12 +18,18 @@ from tuner.cli.entry import (
     run_command,
 )
 from tuner.cli.start_over import start_over
+from tuner.errors import BadInputError
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
     from tuner.data.lengths import Lengths
+    from tuner.train.loader import Batch
+    from tuner.train.run import OnFailure
 
 COMMAND = "varseq-train"
+
+SHAPE_ERROR_FILE = "shape_error.txt"
+"""In train.out: what MindSpore said of shapes that do not fit together."""
 
 EXIT_DIVERGED = 1
 EXIT_START_OVER = 75
@@ -148,6 +154,7 @@ def _run(
             on_other_data=_tell_drift(options.config, view.notice)
             if options.accept_data
             else None,
+            on_failure=_explain_to(view.notice),
         )
         try:
             report = train_run(config, watch, resume=options.resume)
@@ -181,6 +188,27 @@ def _run(
         )
         return 128 + stop.signal_number
     return 0
+
+
+def _explain_to(notice: Callable[[str], None]) -> OnFailure:
+    """What is told of an error about shapes; MindSpore's own text goes to a file."""
+
+    def tell(error: Exception, model: Any, config: TrainConfig, batch: Batch) -> None:
+        from tuner.diagnose.mismatch import explain_failure, write_raw
+
+        if isinstance(error, BadInputError):
+            return
+        explanation = explain_failure(error, model, config, batch)
+        if explanation is None:
+            return
+        file = Path(config.train.out) / SHAPE_ERROR_FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_raw(explanation, file)
+        for line in explanation.lines(file):
+            notice(line)
+        raise BadInputError(explanation.error_line, fix="see the lines above") from error
+
+    return tell
 
 
 def _tell_drift(

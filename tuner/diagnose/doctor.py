@@ -144,7 +144,8 @@ def _start_mindspore(
                 )
             ]
         version = started[0].versions.get("mindspore", "unknown")
-        text = f"MindSpore {version} starts and takes {started[0].device}"
+        model = f" ({started[0].device_model})" if started[0].device_model else ""
+        text = f"MindSpore {version} starts and takes {started[0].device}{model}"
         return [Finding(name="mindspore-starts", severity="ok", what=text)]
 
     found.add("MindSpore", look)

@@ -33,6 +33,7 @@ from tuner.diagnose.trace_faults import find_faults
 from tuner.errors import BadInputError
 from tuner.train.build import build_model
 from tuner.train.device import open_device
+from tuner.train.factory import make_cell
 from tuner.train.graph import op_by_op
 from tuner.train.loader import Batch
 from tuner.train.run_inputs import open_inputs
@@ -126,7 +127,12 @@ def trace_config(config: TrainConfig) -> TraceReport:
     longest = max(length for _, length in shapes)
     open_device(config)
     try:
-        model = build_model(config, longest, reads_source=False)
+        # Without the small forward that a run begins with: the trace says more of what fails.
+        model = (
+            make_cell(config, longest)
+            if config.model.factory is not None
+            else build_model(config, longest, reads_source=False)
+        )
     except BadInputError as error:
         why = "no run starts with it"
         refused = Finding(

@@ -219,6 +219,23 @@ def peak_memory_bytes(device: Device) -> int:
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
+def device_model(device_name: str, mindspore: Any = ms) -> str:
+    """Model of the first device, for example Ascend910B2; empty where MindSpore does not say.
+
+    Args:
+        device_name: `CPU` or `Ascend`.
+        mindspore: The package; `hal.get_device_name` came with 2.3. From the documentation, not
+            run on Ascend.
+    """
+    ask: Any = getattr(getattr(mindspore, "hal", None), "get_device_name", None)
+    if device_name != ASCEND or ask is None:
+        return ""
+    try:
+        return str(ask(0) or "")
+    except (RuntimeError, ValueError, TypeError):
+        return ""
+
+
 def installed_versions() -> dict[str, str]:
     """Versions that change results or timings, for provenance."""
     return {

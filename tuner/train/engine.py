@@ -66,6 +66,7 @@ class Engine:
         self.device = device
         self.loss_scale: LossScale | None = None
         self.recompiles = RecompileWatch()
+        self.in_flight: Batch | None = None
         self._config = config
         dtypes = dtypes_of(config.precision)
         self.model = build_model(config, max_padded_length, reads_source=reads_source)
@@ -117,12 +118,15 @@ class Engine:
 
     def run_step(self, batch: Batch) -> float:
         """Add a batch's gradient to the buffers; the loss summed over its labels."""
+        self.in_flight = batch
         inputs = list(map(Tensor, batch.arrays))
         if self.loss_scale is not None:
             factor = self.loss_scale.factor(batch.label_tokens)
             inputs.insert(0, Tensor(factor, ms.float32))
         # asnumpy waits for the result, and with it for the whole graph.
-        return float(self.recompiles.run(self._step, *inputs).asnumpy())
+        loss_sum = float(self.recompiles.run(self._step, *inputs).asnumpy())
+        self.in_flight = None
+        return loss_sum
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:

@@ -50,8 +50,24 @@ def build_from_factory(config: TrainConfig, max_length: int) -> nn.Cell:
         max_length: Longest padded row in tokens, inclusive.
 
     Raises:
-        BadInputError: the module or function is not there, either raises, or the Cell breaks the
-            contract; or fp32_ops names parts that only the built-in decoder has.
+        BadInputError: as `make_cell`; or the Cell breaks the contract.
+    """
+    model = make_cell(config, max_length)
+    length = min(CHECKED_TOKENS, max_length)
+    _check_forward(config.model.factory or "", model, config.model.vocab_size, length)
+    return model
+
+
+def make_cell(config: TrainConfig, max_length: int) -> nn.Cell:
+    """Call the factory of a config; the Cell does not run yet.
+
+    Args:
+        config: With model.factory.
+        max_length: Longest padded row in tokens, inclusive.
+
+    Raises:
+        BadInputError: the module or function is not there, either raises, or what comes back is
+            no Cell with parameters; or fp32_ops names parts that only the built-in decoder has.
     """
     factory = config.model.factory or ""
     parts = [group for group in config.precision.fp32_ops if group != "loss"]
@@ -71,7 +87,6 @@ def build_from_factory(config: TrainConfig, max_length: int) -> nn.Cell:
         )
     if not model.trainable_params():
         raise BadInputError(f"the Cell of {factory} has no trainable parameter", fix=MEND)
-    _check_forward(factory, model, config.model.vocab_size, min(CHECKED_TOKENS, max_length))
     return model
 
 

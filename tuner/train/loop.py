@@ -32,6 +32,7 @@ from tuner.train.run_length import total_real_tokens, total_steps
 from tuner.train.run_log import RunLog
 from tuner.train.scaling import LEAST_SCALE
 from tuner.train.schedule import describe_peak, learning_rate_at, peak_rate
+from tuner.train.shape_check import FirstBatches
 from tuner.train.state import BestEvaluation, TrainState
 
 Notice = Callable[[str], None]
@@ -118,6 +119,7 @@ class Loop:
             else total_real_tokens(parts.lengths, config, plan)
         )
         self._peak_rate = peak_rate(config)
+        self._first_batches = FirstBatches(config, max(length for _, length in plan.shapes))
         parts.engine.recompiles.arm(parts.on_notice)
         self._writer = CheckpointWriter(
             parts.checkpoints,
@@ -160,6 +162,7 @@ class Loop:
         self._writer.raise_failure()
         engine = self._parts.engine
         engine.recompiles.step = self.state.steps + 1
+        self._first_batches.check(batch)
         started = time.perf_counter()
         loss_sum = engine.run_step(batch)
         state = self._state_after(batch, num_steps)

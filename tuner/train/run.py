@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+
+from mindspore import nn
 
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
@@ -17,6 +19,7 @@ from tuner.train.compile_cache import CACHE_FOLDER
 from tuner.train.device import CACHE_VARIABLE, Device, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.evaluation import Evaluation
+from tuner.train.loader import Batch
 from tuner.train.loop import Loop, RunParts, run_folder
 from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
 from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
@@ -29,6 +32,8 @@ from tuner.train.state import TrainState
 from tuner.train.warmup import WarmUpWatch, shapes_in_order
 
 CHECKPOINT_FOLDER = "checkpoints"
+
+OnFailure = Callable[[Exception, nn.Cell, TrainConfig, Batch], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,8 @@ class RunWatch:
         on_evaluation: Called with every evaluation.
         on_other_data: Called with the config and the lengths of the rows when the config was
             tuned on other data, which is then accepted; None: that is refused.
+        on_failure: Called with an exception of a step or of the warm-up, the model, the config and
+            the batch, before the exception goes on; it may raise a clearer one in its place.
     """
 
     on_start: Callable[[int, int], None]
@@ -54,6 +61,7 @@ class RunWatch:
     on_stuck: Callable[[], None]
     on_evaluation: Callable[[EvaluationRecord], None] = lambda record: None
     on_other_data: OnOtherData | None = None
+    on_failure: OnFailure = lambda error, model, config, batch: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +168,8 @@ def _make_ready(
         reads_source=saved is None or config.model.lora is not None,
     )
     evaluation = Evaluation(engine, inputs.evaluation) if inputs.evaluation else None
-    warm_up_s = _warm_up(engine, inputs, saved, watch)
+    with _told(engine, config, watch):
+        warm_up_s = _warm_up(engine, inputs, saved, watch)
     if evaluation is not None:
         warm_up_s += evaluation.warm_up(watch.on_notice, watch.stop_requested)
     state = dataclasses.replace(_initial_state(inputs), loss_scale=engine.loss_scale)
@@ -191,7 +200,19 @@ def _loop(
         stop_requested=watch.stop_requested,
         evaluate=_evaluate_with(ready.evaluation, log, watch),
     )
-    return Loop(parts, ready.state, inputs.plan).run()
+    with _told(ready.engine, inputs.config, watch):
+        return Loop(parts, ready.state, inputs.plan).run()
+
+
+@contextmanager
+def _told(engine: Engine, config: TrainConfig, watch: RunWatch) -> Iterator[None]:
+    """Tell of what a step raises."""
+    try:
+        yield
+    except Exception as error:
+        if engine.in_flight is not None:
+            watch.on_failure(error, engine.model, config, engine.in_flight)
+        raise
 
 
 def _evaluate_with(
@@ -237,6 +258,8 @@ def _check_folder(
 
 def _check_world(inputs: RunInputs, device: Device, watch: RunWatch) -> None:
     watch.on_notice(f"device: {device.name}")
+    for line in device.notes:
+        watch.on_notice(line)
     check_provenance(
         inputs.config,
         shapes=inputs.plan.shapes,

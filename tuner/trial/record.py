@@ -76,10 +76,17 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What trials run on: the device that the config's choice leads to, and versions."""
+    """What trials run on: the device that the config's choice leads to, and versions.
+
+    Attributes:
+        device: `CPU` or `Ascend`.
+        versions: Of what changes results or timings.
+        device_model: As MindSpore names it; empty where it does not.
+    """
 
     device: str
     versions: dict[str, str]
+    device_model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

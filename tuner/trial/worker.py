@@ -24,7 +24,13 @@ from tuner.data.lengths import Lengths
 from tuner.data.mindrecord import open_mindrecord
 from tuner.errors import OUT_OF_MEMORY_TEXT, BadInputError
 from tuner.simulate.measurement import ShapeMeasurement
-from tuner.train.device import installed_versions, memory_bytes, open_device, peak_memory_bytes
+from tuner.train.device import (
+    device_model,
+    installed_versions,
+    memory_bytes,
+    open_device,
+    peak_memory_bytes,
+)
 from tuner.train.engine import Engine
 from tuner.trial.folder import TrialFolder
 from tuner.trial.measure import (
@@ -64,9 +70,12 @@ def _probe(device: str) -> Installation | Refusal:
         device=device,  # type: ignore[arg-type]
     )
     try:
-        return Installation(device=open_device(config).name, versions=installed_versions())
+        device = open_device(config).name
     except BadInputError as error:
         return Refusal(problem=error.problem, fix=error.fix)
+    return Installation(
+        device=device, versions=installed_versions(), device_model=device_model(device)
+    )
 
 
 def _answer(folder: TrialFolder) -> TrialResult:
