@@ -5,13 +5,19 @@ DEMO ?= demo
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help install lint test test-all demo clean
+# The oldest MindSpore that is supported, in an environment of its own.
+OLDEST_VENV ?= .venv-oldest
+OLDEST_READY := $(OLDEST_VENV)/ready
+OLDEST_MINDSPORE := mindspore==2.7.0
+
+.PHONY: help install lint test test-all test-oldest demo clean
 
 help:
 	@echo "make install   virtual environment in $(VENV) with everything"
 	@echo "make demo      the whole job on real data: build, tune, train"
 	@echo "make test      the test suite"
 	@echo "make test-all  the same with the slow tests"
+	@echo "make test-oldest  the suite with the oldest supported MindSpore, in $(OLDEST_VENV)"
 	@echo "make lint      style and types"
 	@echo "make clean     remove what these made"
 
@@ -35,6 +41,14 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
 
+$(OLDEST_READY): pyproject.toml
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --editable ".[dev]" "$(OLDEST_MINDSPORE)"
+	@touch $@
+
+test-oldest: $(OLDEST_READY)
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist loadfile
+
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/varseq-data demo --out $(DEMO)
@@ -44,4 +58,4 @@ demo: $(READY)
 		--set train.out=$(DEMO)/train --set train.max_steps=40
 
 clean:
-	rm -rf $(VENV) $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,9 +5,12 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
+from strategies import make_config
+from tiny_model import TINY_MODEL, random_batch
 
 from tuner.diagnose.fallback import read_profile
 from tuner.train.device import ASCEND, Device
+from tuner.train.engine import Engine
 from tuner.train.profiling import SKIPPED_STEPS, StepProfiler
 
 pytestmark = pytest.mark.mindspore
@@ -128,3 +131,18 @@ def test_on_ascend_the_level_is_the_one_with_shapes(tmp_path):
             ms.profiler.ProfilerActivity.NPU,
         }
     assert len(notices) == 1 and "the run had no more" in notices[0]
+
+
+def test_training_steps_give_the_same_losses_under_the_profiler(tmp_path, device, run_steps):
+    config = make_config({**TINY_MODEL, "model.num_layers": 1})
+    engine = Engine(config, device, max_padded_length=16)
+
+    def run_step(step):
+        return engine.run_step(random_batch((2, 16), [16, 9], seed=step))
+
+    plain = [run_step(step) for step in range(5)]
+    _, losses = run_steps(tmp_path, 5, 2, run_step)
+    assert losses == plain
+    counted = calls(tmp_path)
+    assert counted["MatMul"] > 0
+    assert all(count % 2 == 0 for count in counted.values())

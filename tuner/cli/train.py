@@ -65,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_override_option(parser, "train.max_steps=50")
     parser.add_argument(
+        "--profile",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="take so many steps, after the first two, under MindSpore's profiler, into "
+        "train.out/profile; varseq-doctor --profile reads it",
+    )
+    parser.add_argument(
         "--export",
         metavar="FOLDER",
         help="train nothing: write the newest checkpoint of train.out as a Hugging Face "
@@ -88,6 +96,10 @@ def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--best and --export-dtype need --export FOLDER")
     if options.export is not None and options.accept_data:
         parser.error("--export trains nothing, so it does not go with --accept-data")
+    if options.profile < 0:
+        parser.error(f"--profile must be a number of steps (got {options.profile})")
+    if options.export is not None and options.profile:
+        parser.error("--export trains nothing, so it does not go with --profile")
     if options.export is not None and options.resume:
         parser.error("--export trains nothing, so it does not go with --resume")
 
@@ -155,6 +167,7 @@ def _run(
             if options.accept_data
             else None,
             on_failure=_explain_to(view.notice),
+            profile_steps=options.profile,
         )
         try:
             report = train_run(config, watch, resume=options.resume)

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from tuner.train.device import memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_ahead, read_batches
 from tuner.train.metrics import StepRecord
+from tuner.train.profiling import StepProfiler
 from tuner.train.run_length import total_real_tokens, total_steps
 from tuner.train.run_log import RunLog
 from tuner.train.scaling import LEAST_SCALE
@@ -56,6 +58,7 @@ class RunParts:
             the next update and after the last step; returns the mean loss over the evaluated
             labels, None without any. It must leave weights and buffers as they are. None: there
             is no evaluation.
+        profiler: Of some steps; its own time and that of evaluations and saves is not in theirs.
     """
 
     config: TrainConfig
@@ -68,6 +71,7 @@ class RunParts:
     on_notice: Notice
     stop_requested: Callable[[], bool]
     evaluate: Callable[[int], float | None] | None = None
+    profiler: StepProfiler | None = None
 
 
 class DivergedError(Exception):
@@ -133,7 +137,7 @@ class Loop:
         scaled = describe_peak(self._parts.config)
         if scaled is not None:
             self._parts.on_notice(scaled)
-        with self._writer:
+        with self._writer, self._parts.profiler or nullcontext():
             while not self._is_over():
                 epoch = self.state.epoch
                 self._run_epoch(plan_batches(self._parts.lengths, self._parts.config, epoch=epoch))
@@ -163,6 +167,9 @@ class Loop:
         engine = self._parts.engine
         engine.recompiles.step = self.state.steps + 1
         self._first_batches.check(batch)
+        profiler = self._parts.profiler
+        if profiler is not None:
+            profiler.before_step()
         started = time.perf_counter()
         loss_sum = engine.run_step(batch)
         state = self._state_after(batch, num_steps)
@@ -174,6 +181,8 @@ class Loop:
             state = self._state_after_update(state, batch, update)
         update_s = time.perf_counter() - updating if ends_window else 0.0
         seconds = _Seconds(time.perf_counter() - started, wait_s, update_s)
+        if profiler is not None:
+            profiler.after_step()
         before, self.state = self.state, state
         self._tell(self._record(batch, loss_sum, update, before, seconds))
         self._evaluate_if_due(ends_window)

@@ -22,6 +22,7 @@ from tuner.train.evaluation import Evaluation
 from tuner.train.loader import Batch
 from tuner.train.loop import Loop, RunParts, run_folder
 from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
+from tuner.train.profiling import StepProfiler
 from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
 from tuner.train.recompiles import Recompile
 from tuner.train.run_inputs import OnOtherData, RunInputs, open_inputs
@@ -32,6 +33,7 @@ from tuner.train.state import TrainState
 from tuner.train.warmup import WarmUpWatch, shapes_in_order
 
 CHECKPOINT_FOLDER = "checkpoints"
+PROFILE_FOLDER = "profile"
 
 OnFailure = Callable[[Exception, nn.Cell, TrainConfig, Batch], None]
 
@@ -52,6 +54,7 @@ class RunWatch:
             tuned on other data, which is then accepted; None: that is refused.
         on_failure: Called with an exception of a step or of the warm-up, the model, the config and
             the batch, before the exception goes on; it may raise a clearer one in its place.
+        profile_steps: Steps to take under MindSpore's profiler, into train.out/profile; 0: none.
     """
 
     on_start: Callable[[int, int], None]
@@ -62,6 +65,7 @@ class RunWatch:
     on_evaluation: Callable[[EvaluationRecord], None] = lambda record: None
     on_other_data: OnOtherData | None = None
     on_failure: OnFailure = lambda error, model, config, batch: None
+    profile_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +203,17 @@ def _loop(
         on_notice=watch.on_notice,
         stop_requested=watch.stop_requested,
         evaluate=_evaluate_with(ready.evaluation, log, watch),
+        profiler=_profiler(inputs.config, ready.engine.device, watch),
     )
     with _told(ready.engine, inputs.config, watch):
         return Loop(parts, ready.state, inputs.plan).run()
+
+
+def _profiler(config: TrainConfig, device: Device, watch: RunWatch) -> StepProfiler | None:
+    if not watch.profile_steps:
+        return None
+    folder = run_folder(config) / PROFILE_FOLDER
+    return StepProfiler(folder, watch.profile_steps, device, watch.on_notice)
 
 
 @contextmanager
