@@ -18,6 +18,7 @@ COMMANDS = {
     "varseq-data": ("tuner.cli.data", ("prepare", "demo", "inspect")),
     "varseq-tune": ("tuner.cli.tune", ()),
     "varseq-train": ("tuner.cli.train", ()),
+    "varseq-doctor": ("tuner.cli.doctor", ()),
 }
 
 
