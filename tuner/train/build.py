@@ -37,7 +37,8 @@ def build_model(config: TrainConfig, max_length: int, *, reads_source: bool = Tr
     is_read = config.model.source is not None and reads_source
     if is_read:
         check_against_source(config.model)
-    model = Decoder(config.model, max_length, config.train.seed, dtypes_of(config.precision))
+    dtypes = dtypes_of(config.precision)
+    model = Decoder(config.model, max_length, config.train.seed, dtypes, config.graph.attention)
     if config.model.lora is not None:
         prepare_adapters(model, config.train.seed)
     if is_read:

@@ -19,6 +19,7 @@ from tuner.train.compile_cache import CACHE_FOLDER
 from tuner.train.device import CACHE_VARIABLE, Device, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.evaluation import Evaluation
+from tuner.train.flash import attention_of
 from tuner.train.loader import Batch
 from tuner.train.loop import Loop, RunParts, run_folder
 from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
@@ -272,6 +273,9 @@ def _check_world(inputs: RunInputs, device: Device, watch: RunWatch) -> None:
     watch.on_notice(f"device: {device.name}")
     for line in device.notes:
         watch.on_notice(line)
+    if inputs.config.model.factory is None:
+        most_rows = max(size for size, _ in inputs.plan.shapes)
+        watch.on_notice(str(attention_of(inputs.config, device.name, inputs.longest, most_rows)))
     check_provenance(
         inputs.config,
         shapes=inputs.plan.shapes,

@@ -220,7 +220,11 @@ def _norm(parts: Sequence[NDArray[Any]]) -> float:
 
 
 def _with(config: TrainConfig, precision: PrecisionConfig) -> TrainConfig:
-    return config.model_copy(update={"precision": precision})
+    graph = config.graph
+    if graph.attention == "flash":
+        # It computes in no fp32, as the reference does; auto takes it for the others.
+        graph = graph.model_copy(update={"attention": "auto"})
+    return config.model_copy(update={"precision": precision, "graph": graph})
 
 
 if __name__ == "__main__":
