@@ -20,6 +20,7 @@ from tuner.study.confirm import (
 )
 from tuner.study.optuna_board import ConfirmationBoard
 from tuner.study.outcome import NumberedOutcome
+from tuner.study.unit import TIMED_STEPS
 from tuner.trial.fake import FakeRunner
 
 SPACE = make_space(
@@ -149,8 +150,10 @@ class TestRounds:
             outcome = found.candidates[item.candidate].outcome
             assert spec.config == outcome.config
             counts = {shape: n for shape, n in outcome.figures.shape_counts.items() if n}
+            assert set(spec.shapes) == set(counts)
+            is_short = spec.config.graph.mode == "dynamic" and len(counts) > 12
+            assert spec.timed_steps == (2 if is_short else TIMED_STEPS)
             if spec.config.graph.mode == "static":
-                assert set(spec.shapes) == set(counts)
                 # By hand: 5 s of compile for every shape, 0.99 s and 0.01 s of update.
                 packed = 4.0 if spec.config.batching.strategy == "packed" else 1.0
                 steps_s = sum(

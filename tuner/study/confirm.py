@@ -19,11 +19,11 @@ from pydantic import TypeAdapter
 from tuner.simulate.cost_book import CostBook
 from tuner.simulate.estimate import estimate_run
 from tuner.simulate.measurement import CostKey, ProcessMeasurement, ShapeMeasurement
-from tuner.simulate.to_measure import choose_shapes, largest_first
+from tuner.simulate.to_measure import largest_first
 from tuner.study.choose import choose_best, is_feasible, simplicity
 from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.study.setup import StudySetup
-from tuner.study.unit import MAX_SHAPES_A_TRIAL, TIMED_STEPS
+from tuner.study.unit import TIMED_STEPS
 from tuner.study.verdict import Candidate, Verdict, judge
 from tuner.trial.folder import TrialFolder
 from tuner.trial.record import TrialSpec
@@ -40,6 +40,8 @@ NUM_BEST = 2
 """Proposals that are confirmed at most, the baselines aside."""
 CALLS_BEFORE_STEADY = 5
 """Of a shape in a trial, about: to foretell how long a round takes."""
+MANY_SHAPES = 12
+FEW_TIMED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +133,15 @@ def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int) -> float:
         steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
         running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
         mean_step_s = running_s / outcome.config.train.epochs / steps
-        calls = (TIMED_STEPS + CALLS_BEFORE_STEADY) * _num_measured(outcome)
+        calls = (_timed_steps(outcome) + CALLS_BEFORE_STEADY) * outcome.num_shapes
         one_round_s += outcome.estimate.estimated_compile_s + calls * mean_step_s
     return rounds * one_round_s
 
 
-def _num_measured(outcome: Outcome) -> int:
-    """Shapes that one round measures of a plan: all static ones, a few of a dynamic graph."""
-    is_static = outcome.config.graph.mode == "static"
-    return outcome.num_shapes if is_static else min(outcome.num_shapes, MAX_SHAPES_A_TRIAL)
+def _timed_steps(outcome: Outcome) -> int:
+    """Steady steps of each shape: few where a dynamic graph has many, whose errors even out."""
+    is_dynamic = outcome.config.graph.mode == "dynamic"
+    return FEW_TIMED_STEPS if is_dynamic and outcome.num_shapes > MANY_SHAPES else TIMED_STEPS
 
 
 def run_confirmation(
@@ -221,14 +223,11 @@ def measure_whole(
     assert outcome.figures is not None
     key = CostKey.of(outcome.config, setup.installation.device)
     counts = outcome.figures.shape_counts
-    most = _num_measured(outcome)
     spec = TrialSpec(
         config=outcome.config,
         lengths_file=str(setup.folder.lengths.absolute()),
-        shapes=largest_first(counts)
-        if most == len(counts)
-        else choose_shapes(counts, outcome.config.train.epochs, CostBook().known(key), most),
-        timed_steps=TIMED_STEPS,
+        shapes=largest_first(counts),
+        timed_steps=_timed_steps(outcome),
         time_limit_s=setup.time_limit_s,
         memory_limit_bytes=setup.memory_limit_bytes,
     )
