@@ -17,6 +17,7 @@ from tuner.report.contents import (
     ReportContents,
     RunFacts,
     Sensitivity,
+    SeveralDevices,
     SpeedRatio,
 )
 from tuner.report.points import (
@@ -30,6 +31,7 @@ from tuner.report.points import (
     WasteFigure,
     WastePoint,
 )
+from tuner.simulate.stragglers import StragglerCost
 
 BOUNDARIES = (64, 128, 192, 256, 352, 480, 640, 896, 1312, 2048)
 REAL_TOKENS = 31_200_000
@@ -241,6 +243,29 @@ def sensitivity() -> Sensitivity:
     )
 
 
+def several_devices() -> SeveralDevices:
+    slowest_s = {8: 5.1, 64: 6.9, 512: 7.6}
+    return SeveralDevices(
+        lines=tuple(
+            StragglerCost(
+                world_size=world_size,
+                num_batches=102_400,
+                mean_step_s=2.95,
+                slowest_step_s=step_s,
+                same_shape_num_steps=102_400 // world_size + 5,
+                same_shape_step_s=2.95,
+                filler_fraction=world_size / 40_000,
+            )
+            for world_size, step_s in slowest_s.items()
+        ),
+        verdict=(
+            "On 512 devices that take other shapes, 61.2 % of the time would be lost to waiting "
+            "for the slowest."
+        ),
+        note="Simulated from the cost model; communication is left out.",
+    )
+
+
 def failures() -> tuple[FailedTrial, ...]:
     config = "bucketed 24, align 8, 32768 tokens a batch, static graph, O1"
     reasons = {
@@ -346,6 +371,7 @@ def full_contents() -> ReportContents:
         lengths=lengths_figure(),
         waste=waste_figure(),
         run_time=run_time_figure(),
+        devices=several_devices(),
         sensitivity=sensitivity(),
         failures=failures(),
         best=_best(),

@@ -596,7 +596,7 @@ class TestPage:
     @pytest.mark.parametrize("chosen", [[], ALL[:1], ALL[6:]], ids=["none", "one", "refused"])
     def test_of_little(self, setup, chosen):
         contents = gather_contents(measured_result(setup, chosen), setup, context_of(setup))
-        assert Page(format_html(contents)).tags.count("section") == 11
+        assert Page(format_html(contents)).tags.count("section") == 12
         assert isinstance(contents.best, Absent) == (chosen != ALL[:1])
 
     def test_holds_the_best_config_as_it_is_written(self, whole, setup, tmp_path):

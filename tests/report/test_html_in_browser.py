@@ -166,7 +166,7 @@ def test_the_theme_is_the_readers(shown):
 
 def test_every_link_of_the_contents_leads_to_a_heading_in_sight(shown):
     links = shown.page.locator("nav a").all()
-    assert len(links) == 11
+    assert len(links) == 12
     links[-4].click()
     target = links[-4].get_attribute("href")
     top = shown.page.locator(f"{target} h2").bounding_box()["y"]

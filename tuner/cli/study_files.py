@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.config.codec import format_config, write_text
 from tuner.report.gather import best_config, gather_contents
+from tuner.report.gather_devices import gather_devices
 from tuner.report.html import format_html
 from tuner.report.study import StudyContext, summary_text, trials_csv
 from tuner.simulate.cost_file import cost_file
@@ -39,7 +40,8 @@ class Outputs:
         self._result = result
         folder = self._setup.folder
         write_text(folder.trials_table, trials_csv(result.outcomes))
-        write_text(folder.summary, summary_text(result, self._context))
+        devices = gather_devices(result, self._setup)
+        write_text(folder.summary, summary_text(result, self._context, devices))
         costs = cost_file(result.book, cost_identity(self._setup.base))
         write_text(folder.costs, format_config(costs, header=COSTS_HEADER))
         if (text := self._best_text(result)) is not None:

@@ -17,6 +17,7 @@ from tuner.report.points import (
     TrialPoint,
     WasteFigure,
 )
+from tuner.simulate.stragglers import StragglerCost
 
 Answer = Literal["faster", "no_difference", "unknown"]
 """Whether the best config is beyond noise faster than padding everything to the longest."""
@@ -195,6 +196,21 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeveralDevices:
+    """What training on several devices would be, simulated.
+
+    Attributes:
+        lines: One for each number of ranks, rising.
+        verdict: What follows, in a sentence or two.
+        note: What it rests on and what it leaves out.
+    """
+
+    lines: tuple[StragglerCost, ...]
+    verdict: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailedTrial:
     """A trial without a figure.
 
@@ -241,6 +257,7 @@ class ReportContents:
         lengths: Histogram of the rows and boundaries of the best.
         waste: Padding against the number of shapes.
         run_time: Estimated run seconds against the number of shapes.
+        devices: The best config on several devices.
         sensitivity: Which op groups need fp32.
         failures: Trials without a figure, by number.
         best: The best config.
@@ -256,6 +273,7 @@ class ReportContents:
     lengths: LengthFigure | Absent = Absent()
     waste: WasteFigure | Absent = Absent()
     run_time: RunTimeFigure | Absent = Absent()
+    devices: SeveralDevices | Absent = Absent()
     sensitivity: Sensitivity | Absent = Absent()
     failures: tuple[FailedTrial, ...] = ()
     best: BestConfig | Absent = Absent()

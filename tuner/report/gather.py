@@ -13,6 +13,7 @@ from tuner.report.contents import (
     RunFacts,
 )
 from tuner.report.gather_comparison import gather_comparison
+from tuner.report.gather_devices import gather_devices
 from tuner.report.gather_figures import (
     gather_lengths,
     gather_prediction,
@@ -61,6 +62,7 @@ def gather_contents(
         lengths=Absent() if best is None else gather_lengths(best.outcome, setup),
         waste=Absent() if best is None else gather_waste(best.outcome, setup),
         run_time=gather_run_time(result, setup),
+        devices=gather_devices(result, setup),
         sensitivity=gather_sensitivity(result, setup),
         failures=tuple(_failed(item) for item in result.outcomes if not is_feasible(item.outcome)),
         best=Absent() if best is None else _best(best, result, setup, context),

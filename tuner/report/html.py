@@ -23,6 +23,7 @@ from tuner.report.markup import Markup, element, join
 from tuner.report.page_style import STYLE
 from tuner.report.table_sections import (
     show_best,
+    show_devices,
     show_failures,
     show_head,
     show_notes,
@@ -165,6 +166,12 @@ def _search(contents: ReportContents) -> list[_Section]:
                 show_run_time,
                 "Run times were not estimated: too little was measured.",
             ),
+        ),
+        _Section(
+            anchor="devices",
+            title="Several devices",
+            short="Several devices",
+            body=_show(contents.devices, show_devices, "Several devices were not simulated."),
         ),
     ]
 

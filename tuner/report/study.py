@@ -16,6 +16,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from tuner.config.schema import BatchingConfig, TrainConfig
+from tuner.report.contents import Absent, SeveralDevices
+from tuner.report.device_table import DEVICE_HEADERS, device_rows
+from tuner.report.markup import NO_BREAK
 from tuner.report.speed_up import describe_ranking, describe_verdict
 from tuner.simulate.measurement import describe_precision
 from tuner.study.choose import is_feasible
@@ -29,6 +32,8 @@ NUM_SHOWN = 10
 """Trials in the table of the summary, baselines aside; all are in trials.csv."""
 
 READ_REPORT = "read the report"
+
+NOT_SIMULATED = Absent()
 
 CSV_COLUMNS = (
     "trial", "baseline", "status", "reason", "strategy", "num_buckets", "boundaries", "align",
@@ -125,12 +130,22 @@ def trials_csv(outcomes: Sequence[NumberedOutcome]) -> str:
     return text.getvalue()
 
 
-def summary_text(result: StudyResult, context: StudyContext) -> str:
-    """The result in one page: verdict, confirmation, best trials, failures, next commands."""
+def summary_text(
+    result: StudyResult, context: StudyContext, devices: SeveralDevices | Absent = NOT_SIMULATED
+) -> str:
+    """The result in one page: verdict, confirmation, best trials, devices, failures, commands.
+
+    Args:
+        result: All that is known.
+        context: What the page says besides.
+        devices: The best config on several devices; left out where it is absent.
+    """
     parts = [_headline(result, context)]
     if result.confirmation is not None and result.confirmation.verdict is not None:
         parts.append(_confirmed(result.confirmation, describe_ranking(result)))
     parts.append(_trials_table(result))
+    if isinstance(devices, SeveralDevices):
+        parts.append(_several_devices(devices))
     failures = _failures(result.outcomes)
     if failures:
         parts.append("trials that failed or were stopped\n" + tabulate(failures, tablefmt="plain"))
@@ -271,6 +286,17 @@ def _table_row(item: NumberedOutcome) -> list[str]:
         f"{estimate.estimated_real_tokens_per_s:,.0f}",
         f"{outcome.expected_peak_bytes / 1e9:.2f}",
     ]
+
+
+def _several_devices(devices: SeveralDevices) -> str:
+    table = tabulate(
+        device_rows(devices.lines),
+        headers=DEVICE_HEADERS,
+        tablefmt="simple",
+        disable_numparse=True,
+    ).replace(NO_BREAK, " ")
+    told = [text.replace(NO_BREAK, " ") for text in (devices.verdict, devices.note)]
+    return f"Several devices. {told[0]}\n{table}\n{told[1]}"
 
 
 def _failures(outcomes: Sequence[NumberedOutcome]) -> list[tuple[int, str, str, str]]:

@@ -13,7 +13,9 @@ from tuner.report.contents import (
     PrecisionTry,
     RunFacts,
     Sensitivity,
+    SeveralDevices,
 )
+from tuner.report.device_table import DEVICE_HEADERS, device_rows
 from tuner.report.markup import (
     BASIS_MEANING,
     Markup,
@@ -111,6 +113,17 @@ def _precision_row(item: PrecisionTry) -> list[str]:
         percent(item.gradient_deviation),
         f"{item.num_non_finite:,}",
     ]
+
+
+def show_devices(content: SeveralDevices) -> Markup:
+    """What is lost to waiting, and what equal shapes cost, by number of ranks."""
+    return join(
+        [
+            element("p", content.verdict),
+            table("Several devices, simulated", DEVICE_HEADERS, device_rows(content.lines)),
+            element("p", content.note, class_="small"),
+        ]
+    )
 
 
 def show_notes(notes: Sequence[str]) -> Markup:
