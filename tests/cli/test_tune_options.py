@@ -254,7 +254,8 @@ class TestBadInput:
     def test_an_unknown_space(self, folder, refusal):
         line = refusal("--data", "data.mindrecord", "--space", "defualt")
         assert line == (
-            "--space: no search space is called 'defualt'; give a file, or one of: default"
+            "--space: no search space is called 'defualt'; give a file, or one of: ascend-910a, "
+            "ascend-910b, cpu, default, long-context, packing, precision, short-sequences"
         )
 
     @pytest.mark.parametrize("out", ["base.yaml", "base.yaml/results"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,12 @@ def postgres() -> Iterator[str]:
     """The URL of a server; the databases of all tests of a process are one."""
     with running_postgres() as url:
         yield url
+
+
+@pytest.fixture
+def threads() -> set[threading.Thread]:
+    """Those that other tests of the process have left: MindSpore's profiler has some."""
+    return set(threading.enumerate())
 
 
 @pytest.fixture

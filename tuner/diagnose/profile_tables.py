@@ -29,6 +29,8 @@ from tuner.diagnose.finding import Finding
 if TYPE_CHECKING:
     from _csv import Reader
 
+LONGEST_FIELD = 131_072
+"""Characters of a field; what a quote that does not end swallows at most."""
 BLOCK_BYTES = 1 << 20
 MAX_LINE_CHARS = 1 << 20
 """A longer line is none of a table; reading ends there."""
@@ -177,8 +179,13 @@ class TableRows:
             if not self.path.is_file():
                 self._refuse("is not a file that can be read")
                 return
-            with self.path.open("rb") as file:
-                yield from self._rows(file)
+            # The limit is the process's, and MindSpore's profiler takes it away.
+            before = csv.field_size_limit(LONGEST_FIELD)
+            try:
+                with self.path.open("rb") as file:
+                    yield from self._rows(file)
+            finally:
+                csv.field_size_limit(before)
         except OSError as error:
             self._refuse(f"cannot be read: {error.strerror or error}")
 

@@ -15,13 +15,13 @@ from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
 from tuner.train.cached_graphs import warm_up
 from tuner.train.checkpoint import CheckpointFolder
-from tuner.train.compile_cache import CACHE_FOLDER
+from tuner.train.compile_cache import CACHE_FOLDER, UnsoundCacheError
 from tuner.train.device import CACHE_VARIABLE, Device, open_device, peak_memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.evaluation import Evaluation
 from tuner.train.flash import attention_of
 from tuner.train.loader import Batch
-from tuner.train.loop import Loop, RunParts, run_folder
+from tuner.train.loop import DivergedError, Loop, RunParts, run_folder
 from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
 from tuner.train.profiling import StepProfiler
 from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
@@ -31,7 +31,7 @@ from tuner.train.run_length import total_steps
 from tuner.train.run_log import RunLog
 from tuner.train.run_summary import RunFigures, RunSummary, sum_up, write_summary
 from tuner.train.state import TrainState
-from tuner.train.warmup import WarmUpWatch, shapes_in_order
+from tuner.train.warmup import StoppedError, WarmUpWatch, shapes_in_order
 
 CHECKPOINT_FOLDER = "checkpoints"
 PROFILE_FOLDER = "profile"
@@ -219,9 +219,11 @@ def _profiler(config: TrainConfig, device: Device, watch: RunWatch) -> StepProfi
 
 @contextmanager
 def _told(engine: Engine, config: TrainConfig, watch: RunWatch) -> Iterator[None]:
-    """Tell of what a step raises."""
+    """Tell of what a step raises, unless it is told already or the run goes on by it."""
     try:
         yield
+    except (BadInputError, DivergedError, StoppedError, UnsoundCacheError):
+        raise
     except Exception as error:
         if engine.in_flight is not None:
             watch.on_failure(error, engine.model, config, engine.in_flight)
