@@ -43,6 +43,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.mindspore
+@pytest.mark.slow  # what they share is tested without processes in tests/study
 class TestSeveralTuners:
     def test_they_share_trials_and_measurements_and_end_alike(self, work):
         shared = ("--storage", f"journal:{work / 'shared.journal'}", "--study", "both")
