@@ -62,6 +62,10 @@ def choose_slowly(counts, epochs, measured, max_shapes, error, compile_s, compil
     chosen = set()
     if all(size(max(met, key=size)) > size(shape) for shape in measured):
         chosen.add(max(met, key=size))
+    least = min(met, key=size)
+    is_far = all(2 * size(least)[0] < size(shape)[0] for shape in {*measured, *chosen})
+    if is_far and len(chosen) + 1 < max_shapes:
+        chosen.add(least)
     while len(chosen) < max_shapes:
         rest = [shape for shape in met if shape not in measured and shape not in chosen]
         if sum(map(uncertain_s, rest)) <= KNOWN_WELL * run_s or not rest:
@@ -86,8 +90,8 @@ def test_shapes_that_the_epoch_does_not_meet_are_left_out():
 
 
 def test_the_largest_and_those_that_carry_the_run():
-    # Uncertain seconds, in steps of (1, 1): 100, 90, 800, 70, 600, 10.
-    met = {(1, 100): 1, (1, 90): 1, (1, 80): 10, (1, 70): 1, (1, 60): 10, (1, 10): 1}
+    # Uncertain seconds, in steps of (1, 1): 100, 90, 800, 70, 600, 50.
+    met = {(1, 100): 1, (1, 90): 1, (1, 80): 10, (1, 70): 1, (1, 60): 10, (1, 50): 1}
     assert choose_shapes(met, 1, costs_of(), 3) == ((1, 100), (1, 80), (1, 60))
     assert choose_shapes(met, 1, costs_of(), 2) == ((1, 100), (1, 80))
     assert choose_shapes(met, 1, costs_of(), 1) == ((1, 100),)
@@ -96,13 +100,14 @@ def test_the_largest_and_those_that_carry_the_run():
 def test_stops_when_the_rest_is_known_well():
     """50 + 900 + 40 + 10 = 1000 tokens: without compiles 2 % of the run are 20 tokens.
 
-    At 20 % the 50 and 10 that are left open after the large ones are 12 tokens; at 50 % they are
-    30, and 5 after one more.
+    What is left open after (1, 100): 100 tokens, of which 20 % are 20, 40 % 40 and 45 % 45; after
+    (1, 50), too: 50, of which 40 % are 20 and 45 % are 22.5.
     """
     met = {(1, 100): 9, (1, 40): 1, (1, 50): 1, (1, 10): 1}
 
     def costs(error):
-        known = costs_of(error=error)
+        # (1, 5) was measured: no shape is far below all that are known.
+        known = costs_of([(1, 5)], error=error)
         model = CostModel(**{**vars(known.model), "compile_per_step_s": 0.0})
         return KnownCosts(**{**vars(known), "model": model})
 
@@ -112,11 +117,22 @@ def test_stops_when_the_rest_is_known_well():
 
 
 def test_the_largest_is_measured_though_the_run_is_known_well():
-    met = {(1, 100): 1, (1, 10): 9}
+    met = {(1, 100): 1, (1, 50): 9}
     assert choose_shapes(met, 1, costs_of(error=1e-6), 9) == ((1, 100),)
     assert choose_shapes(met, 1, costs_of([(1, 90)], error=1e-6), 9) == ((1, 100),)
     assert choose_shapes(met, 1, costs_of([(2, 50)], error=1e-6), 9) == ((1, 100),)
-    assert choose_shapes(met, 1, costs_of([(1, 101)], error=1e-6), 9) == ()
+    assert choose_shapes(met, 1, costs_of([(1, 100), (1, 101)], error=1e-6), 9) == ()
+
+
+def test_a_smallest_far_below_all_that_is_known_is_measured_too():
+    met = {(1, 100): 1, (1, 49): 1}
+    assert choose_shapes(met, 1, costs_of(error=1e-6), 9) == ((1, 100), (1, 49))
+    assert choose_shapes(met, 1, costs_of(error=1e-6), 2) == ((1, 100),)
+    assert choose_shapes(met, 1, costs_of([(1, 100)], error=1e-6), 9) == ((1, 49),)
+    assert choose_shapes(met, 1, costs_of([(1, 200)], error=1e-6), 9) == ((1, 49),)
+    # At most twice its tokens, or fewer than it: the fit need not go beyond what is known.
+    assert choose_shapes(met, 1, costs_of([(2, 49), (1, 200)], error=1e-6), 9) == ()
+    assert choose_shapes(met, 1, costs_of([(1, 8), (1, 200)], error=1e-6), 9) == ()
 
 
 def test_a_compile_that_is_not_known_is_uncertain_too():
@@ -128,7 +144,7 @@ def test_a_compile_that_is_not_known_is_uncertain_too():
 
 def test_one_graph_knows_the_compile_after_any_shape():
     """What another shape costs once is half a step: nothing beside 1000 steps."""
-    met = {(1, 100): 1000, (1, 10): 1}
+    met = {(1, 100): 1000, (1, 50): 1}
     costs = costs_of([(1, 100)], compile_s=10.0, compile_error=0.5, is_one_graph=True)
     assert choose_shapes(met, 1, costs, 9) == ()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cost_case import measure
 
@@ -57,3 +59,9 @@ def test_what_cannot_be_true_is_left_out(folder, old, new):
     assert old in good
     folder.measured.write_text(good.replace(old, new) + "\n" + lines_of(ITEMS[1:]))
     assert read_measured(folder) == ITEMS[1:]
+
+
+def test_a_shape_told_again_has_its_last_figures_at_its_first_place(folder):
+    again = replace(ITEMS[0], steady_s=(*ITEMS[0].steady_s, 9.0))
+    folder.measured.write_text(lines_of((*ITEMS, again)))
+    assert read_measured(folder) == (again, *ITEMS[1:])

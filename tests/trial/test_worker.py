@@ -23,6 +23,7 @@ from tuner.data.mindrecord import MindRecordWriter, open_mindrecord
 from tuner.errors import BadInputError
 from tuner.simulate.measurement import ShapeMeasurement
 from tuner.trial.folder import TrialFolder
+from tuner.trial.past import read_measured
 from tuner.trial.record import TrialResult, TrialSpec, parse_json, to_json
 from tuner.trial.runner import WORKER_COMMAND, ProcessRunner
 
@@ -105,6 +106,8 @@ def test_a_new_graph_settles_before_it_is_timed():
     expected = {1: 5, 2: 5, 3: 10, 4: 10, 8: 15, 64: 30, 192: 30}
     assert {cores: calls_before_steady(cpu, cores) for cores in expected} == expected
     assert calls_before_steady(npu, 192) == 2
+    assert calls_before_steady(cpu, 8, is_new_graph=False) == 1
+    assert calls_before_steady(npu, 8, is_new_graph=False) == 2
 
 
 @pytest.mark.mindspore
@@ -144,7 +147,9 @@ class TestMeasuring:
         kept = [
             parse_json(ShapeMeasurement, line) for line in folder.measured.read_text().splitlines()
         ]
-        assert tuple(kept) == found.shapes
+        # After its visit, and after all steps.
+        assert [len(item.steady_s) for item in kept] == [1, 1, 3, 3]
+        assert tuple(kept[2:]) == found.shapes == read_measured(folder)
 
     def test_a_dynamic_graph_at_the_shapes_asked_for_compiles_once(self, tmp_path, make_spec):
         changes = {

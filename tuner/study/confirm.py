@@ -41,7 +41,7 @@ NUM_BEST = 2
 CALLS_BEFORE_STEADY = 5
 """Of a shape in a trial, about: to foretell how long a round takes."""
 MANY_SHAPES = 12
-FEW_TIMED_STEPS = 2
+FEW_TIMED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
