@@ -5,7 +5,7 @@ Each takes lengths in tokens and gives the rows, or the lengths, of every batch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tuner.batching.align import align_lengths
+from tuner.data.mindrecord import MindRecordSet
 
 IntArray = NDArray[np.int64]
 
@@ -114,3 +115,27 @@ def mindspore_batches(
     )
     for (ids,) in batches.create_tuple_iterator(num_epochs=1, output_numpy=True):
         yield ids
+
+
+def mindspore_file_batches(
+    dataset: MindRecordSet, boundaries: Sequence[int], batch_sizes: Sequence[int]
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """Shuffled batches of ids and labels, from files, padded to their boundary.
+
+    As `mindspore_batches`, with the threads that the trainer has.
+    """
+    ds = pytest.importorskip("mindspore.dataset")
+    rows = ds.MindDataset(
+        [str(file) for file in dataset.files],
+        columns_list=["input_ids", "labels"],
+        shuffle=True,
+        num_parallel_workers=2,
+    )
+    batches = rows.bucket_batch_by_length(
+        ["input_ids"],
+        [length + 1 for length in boundaries],
+        [*batch_sizes, 1],
+        pad_info={"input_ids": ([None], 0), "labels": ([None], -100)},
+        pad_to_bucket_boundary=True,
+    )
+    yield from batches.create_tuple_iterator(num_epochs=1, output_numpy=True, do_copy=False)

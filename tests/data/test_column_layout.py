@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_bytes import packed
 
 from tuner.data.column_layout import ColumnLayout, read_element_counts
 from tuner.data.lengths import scan_lengths
@@ -144,18 +145,6 @@ def test_many_pages_shards_and_appended_rows(write_plainly, beside, num_shards, 
 
 
 # A second writer of the same layout, for rows of any kind.
-
-
-def packed(values, largest):
-    widths = [next(w for w in (1, 2, 4, 8) if -(256**w) // 2 <= v < 256**w // 2) for v in values]
-    assert max(widths, default=1) <= largest
-    codes = bytearray((len(values) + 3) // 4)
-    for i, width in enumerate(widths):
-        codes[i // 4] |= (width.bit_length() - 1) << (6 - 2 * (i % 4))
-    content = b"".join(
-        v.to_bytes(w, "little", signed=True) for v, w in zip(values, widths, strict=True)
-    )
-    return struct.pack(">I", len(values)) + bytes(codes) + content
 
 
 def blob(columns):

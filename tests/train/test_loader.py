@@ -48,6 +48,20 @@ def test_a_filler_row_has_pad_ids_and_no_label():
     assert (batch.real_tokens, batch.label_tokens) == (3, 1)
 
 
+def test_a_batch_of_fillers_alone_has_no_row():
+    """What a rank gets of a last batch that the other ranks have filled."""
+    batch = pad_batch([], planned([], 3, [0, 0]), CONFIG)
+    assert batch.input_ids_BT.tolist() == [[9] * 3] * 2
+    assert batch.targets_BT.tolist() == [[-100] * 3] * 2
+    assert (batch.real_tokens, batch.label_tokens) == (0, 0)
+
+
+def test_labels_that_are_too_long_and_too_short_do_not_make_up_for_each_other():
+    rows = [row([1, 2], [1, 2, 3]), row([4, 5, 6], [5, 6])]
+    with pytest.raises(BadInputError, match="row 7: labels is longer"):
+        pad_batch(rows, planned([7, 8], 8), CONFIG)
+
+
 def test_a_row_over_the_padded_length_is_cut():
     batch = pad_batch([row([1, 2, 3, 4])], planned([0], 3), CONFIG)
     assert batch.input_ids_BT.tolist() == [[1, 2, 3]]

@@ -39,6 +39,7 @@ def refusal(saved, now):
     "overrides",
     [
         {},
+        {"data.read_workers": 1, "data.read_ahead_batches": 9},
         {"train.epochs": 9, "train.max_steps": 3, "train.out": "elsewhere"},
         {"train.checkpoint_every_steps": 2, "train.keep_last": 9, "train.async_checkpoint": False},
         {"data.path": "moved.mindrecord", "graph.compile_cache": True, "train.tensorboard": False},

@@ -117,6 +117,14 @@ class DataConfig(Section):
     """Tokens; longer rows meet `overflow`. null: no limit but the longest row."""
     overflow: Literal["truncate", "drop", "error"] = "truncate"
     """What happens to rows longer than max_length or than the last boundary; always counted."""
+    read_workers: PositiveInt = 2
+    """Threads that read and unpack rows for the trainer."""
+    read_ahead_batches: PositiveInt = 4
+    """Padded batches that are kept ready ahead of the device."""
+
+    left_out_at_default: ClassVar[frozenset[str]] = frozenset(
+        {"read_workers", "read_ahead_batches"}
+    )
 
 
 class AlignRule(Section):

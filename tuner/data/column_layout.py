@@ -90,6 +90,17 @@ class ElementCounts:
     """[M]: moreover all sizes of the row add up, to the byte."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ElementPlaces:
+    """Where the elements of one column stand in some rows."""
+
+    counts: ElementCounts
+    starts: IntArray
+    """int64 [M]; where in the data their widths start, behind their number."""
+    ends: IntArray
+    """int64 [M]; where they end. Both mean something in whole rows only."""
+
+
 def read_element_counts(
     data: ByteArray, starts: IntArray, ends: IntArray, layout: ColumnLayout
 ) -> ElementCounts:
@@ -101,9 +112,17 @@ def read_element_counts(
         ends: int64 [M], at least `starts` and at most B; where they end.
         layout: The columns of the blobs.
     """
+    return find_elements(data, starts, ends, layout).counts
+
+
+def find_elements(
+    data: ByteArray, starts: IntArray, ends: IntArray, layout: ColumnLayout
+) -> ElementPlaces:
+    """Find the elements of one column in each row; arguments of `read_element_counts`."""
     following, is_readable = _take(data, starts, ends, "<u8")
     is_whole = following == ends - starts - SIZE_BYTES
     tokens: IntArray = np.zeros(len(starts), np.int64)
+    content_starts = content_ends = tokens
     at: IntArray = starts + SIZE_BYTES
     for position in range(len(layout.column_types)):
         size: IntArray = ends - at
@@ -115,6 +134,7 @@ def read_element_counts(
             is_readable &= is_inside
         elif position == layout.position:
             tokens, has_count = _take(data, at, ends, ">u4")
+            content_starts, content_ends = at + COUNT_BYTES, at + size
             is_readable &= has_count & (layout.least_bytes(tokens) <= ends - at)
             is_whole &= layout.least_bytes(tokens) <= size
             is_whole &= layout.most_bytes(tokens) >= size
@@ -122,7 +142,11 @@ def read_element_counts(
         at = np.where(is_inside, at + size, ends + 1)
     tokens[~is_readable] = 0
     is_whole &= is_readable & (at == ends)
-    return ElementCounts(tokens=tokens, is_readable=is_readable, is_whole=is_whole)
+    return ElementPlaces(
+        counts=ElementCounts(tokens=tokens, is_readable=is_readable, is_whole=is_whole),
+        starts=content_starts,
+        ends=content_ends,
+    )
 
 
 def _take(

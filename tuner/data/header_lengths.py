@@ -171,7 +171,7 @@ def believe_counts(
         )
         return False
     if not counts.is_readable.all():
-        raise _damaged(dataset, int(row_indices[np.argmin(counts.is_readable)]))
+        raise damaged_row(dataset, int(row_indices[np.argmin(counts.is_readable)]))
     if not counts.is_whole.all():
         row = int(row_indices[np.argmin(counts.is_whole)])
         notice(
@@ -182,7 +182,8 @@ def believe_counts(
     return True
 
 
-def _damaged(dataset: MindRecordSet, row: int) -> BadInputError:
+def damaged_row(dataset: MindRecordSet, row: int) -> BadInputError:
+    """The refusal of a row, by its number in its own file."""
     return BadInputError(
         f"{_name_of_row(dataset, row)} is damaged", fix="copy the file again or write it again"
     )

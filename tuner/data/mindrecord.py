@@ -43,6 +43,7 @@ __all__ = [
     "read_index_column",
     "read_rows",
     "require_columns",
+    "require_row_indices",
 ]
 
 Row = Mapping[str, Any]
@@ -100,7 +101,7 @@ def read_rows(
     """
     require_columns(dataset, columns)
     if row_indices is not None:
-        _check_row_indices(dataset, row_indices)
+        require_row_indices(dataset, row_indices)
     if dataset.num_samples == 0:
         return iter(())
     if row_indices is None:
@@ -111,7 +112,8 @@ def read_rows(
     return chain.from_iterable(_iterate(dataset, columns, piece) for piece in pieces)
 
 
-def _check_row_indices(dataset: MindRecordSet, row_indices: Array) -> None:
+def require_row_indices(dataset: MindRecordSet, row_indices: Array) -> None:
+    """Raise a BadInputError if a row index, int64 [M], is out of range."""
     wrong = row_indices[(row_indices < 0) | (row_indices >= dataset.num_samples)]
     if len(wrong):
         raise BadInputError(

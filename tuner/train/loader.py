@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,14 @@ from tuner.batching.grouping import Shape
 from tuner.batching.plan import PlannedBatch, length_limit
 from tuner.config.schema import DataConfig, TrainConfig
 from tuner.data.content import IGNORED_LABEL, check_content, check_row
-from tuner.data.mindrecord import MindRecordSet, read_rows
+from tuner.data.header_lengths import NoticeSink
+from tuner.data.lengths import print_notice
+from tuner.data.mindrecord import MindRecordSet
+from tuner.data.packed_integers import runs
+from tuner.data.stored_rows import read_groups
+from tuner.errors import BadInputError
 
-READ_AHEAD_BATCHES = 4
+DEFAULT_DEPTH = 4
 CHECKED_ROWS = 2_000
 """Rows that are looked at before a run starts."""
 
@@ -165,63 +171,119 @@ def pad_batch(rows: Sequence[Row], planned: PlannedBatch, config: TrainConfig) -
     Raises:
         BadInputError: labels and ids of a row differ in length, or one is outside the vocabulary.
     """
-    empty = Batch.empty(planned.shape, config)
-    columns = columns_to_read(config.data)
-    slots = np.repeat(np.arange(len(planned.rows_per_slot)), planned.rows_per_slot)
-    used = np.zeros(len(planned.rows_per_slot), dtype=np.int64)
-    limit = length_limit(config)
-    for slot, row, row_index in zip(
-        slots.tolist(), rows, planned.row_indices.tolist(), strict=True
-    ):
-        check_row(f"{config.data.path}: row {row_index}", columns, row, config.model.vocab_size)
-        # Cut as the plan counts it: a slot may be longer than the limit, and hold others behind.
-        cut = tuple(array[:limit] for array in row)
-        used[slot] += _put_row(empty, slot, int(used[slot]), cut)
+    if not rows:
+        return Batch.empty(planned.shape, config)
+    ids, labels = _checked_columns(rows, planned, config)
+    sizes = np.fromiter((len(row[0]) for row in rows), np.int64, len(rows))
+    first = np.cumsum(sizes) - sizes
+    starts, kept = _places_in_slots(sizes, planned, length_limit(config))
+    batch = Batch.empty(planned.shape, config)
+    taken, placed = runs(first, kept), runs(starts, kept)
+    batch.input_ids_BT.ravel()[placed] = ids[taken]
+    # The label of the next position; what the last token of a row got is that of another row.
+    targets = batch.targets_BT.ravel()
+    targets[placed[:-1]] = labels[taken[1:]]
+    targets[(starts + kept - 1)[kept > 0]] = IGNORED_LABEL
+    if batch.packing is not None:
+        _number_samples(batch.packing, planned, placed, kept)
     return dataclasses.replace(
-        empty,
-        real_tokens=int(used.sum()),
-        label_tokens=int((empty.targets_BT != IGNORED_LABEL).sum()),
+        batch,
+        real_tokens=len(placed),
+        label_tokens=int((batch.targets_BT != IGNORED_LABEL).sum()),
     )
 
 
-def _put_row(batch: Batch, slot: int, start: int, row: Row) -> int:
-    """Write one row into the arrays of a batch; returns its tokens, cut to the room there is."""
-    ids, labels = row[0], row[-1]
-    length = min(len(ids), batch.shape[1] - start)
-    end = start + length
-    batch.input_ids_BT[slot, start:end] = ids[:length]
-    batch.targets_BT[slot, start : end - 1] = labels[1:length]
-    if batch.packing is not None:
-        segment_ids = batch.packing.segment_ids_BT[slot]
-        segment_ids[start:end] = 1 + (segment_ids[start - 1] if start else 0)
-        batch.packing.positions_BT[slot, start:end] = np.arange(length)
-    return length
+def _checked_columns(
+    rows: Sequence[Row], planned: PlannedBatch, config: TrainConfig
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids and labels of all rows, one row after the other; all rows are looked at at once."""
+    columns = columns_to_read(config.data)
+    joined = [np.concatenate(column) for column in zip(*rows, strict=True)]
+    is_paired = all(len(row[0]) == len(row[-1]) for row in rows)
+    with suppress(BadInputError):
+        check_row(config.data.path, columns, joined, config.model.vocab_size)
+        if is_paired:
+            return joined[0], joined[-1]
+    # Something is wrong: which row it is.
+    for row, row_index in zip(rows, planned.row_indices.tolist(), strict=True):
+        check_row(f"{config.data.path}: row {row_index}", columns, row, config.model.vocab_size)
+    raise AssertionError("rows that are good one by one are good together")
+
+
+def _places_in_slots(
+    sizes: NDArray[np.int64], planned: PlannedBatch, limit: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each row starts in the flat batch, and its tokens there.
+
+    Rows are cut as the plan counts them: a slot may be longer than the limit, and hold others
+    behind; and to the room there is.
+    """
+    length = planned.padded_length
+    cut = sizes if limit is None else np.minimum(sizes, limit)
+    slots = np.repeat(np.arange(len(planned.rows_per_slot)), planned.rows_per_slot)
+    before = np.cumsum(cut) - cut
+    first_of_slot = np.searchsorted(slots, slots)
+    start = np.minimum(before - before[first_of_slot], length)
+    return slots * length + start, np.minimum(cut, length - start)
+
+
+def _number_samples(
+    packing: Packing, planned: PlannedBatch, placed: NDArray[np.int64], kept: NDArray[np.int64]
+) -> None:
+    ordinals = runs(np.ones(len(planned.rows_per_slot), dtype=np.int64), planned.rows_per_slot)
+    packing.segment_ids_BT.ravel()[placed] = np.repeat(ordinals, kept)
+    packing.positions_BT.ravel()[placed] = runs(np.zeros(len(kept), dtype=np.int64), kept)
 
 
 def read_batches(
-    dataset: MindRecordSet, steps: Sequence[PlannedBatch], config: TrainConfig
+    dataset: MindRecordSet,
+    steps: Iterable[PlannedBatch],
+    config: TrainConfig,
+    notice: NoticeSink = print_notice,
 ) -> Iterator[Batch]:
     """Padded batches of the given steps, in order; every row is read once.
+
+    Steps are asked for some batches ahead, so that memory does not grow with their number.
+
+    Args:
+        dataset: The rows.
+        steps: Of a plan.
+        config: Columns, pad id, and threads that read.
+        notice: Told when MindDataset has to read the rows, which takes longer.
 
     Raises:
         BadInputError: as `pad_batch`, or a file that cannot be read.
     """
-    if not steps:
-        return
-    wanted = np.concatenate([step.row_indices for step in steps])
-    rows = read_rows(dataset, columns_to_read(config.data), wanted)
-    for planned in steps:
-        yield pad_batch([next(rows) for _ in planned.row_indices], planned, config)
+    pending: deque[PlannedBatch] = deque()
+
+    def rows_of_steps() -> Iterator[NDArray[np.int64]]:
+        for planned in steps:
+            pending.append(planned)
+            yield planned.row_indices
+
+    groups = read_groups(
+        dataset,
+        columns_to_read(config.data),
+        rows_of_steps(),
+        workers=config.data.read_workers,
+        notice=notice,
+    )
+    for rows in groups:
+        yield pad_batch(rows, pending.popleft(), config)
 
 
 @contextmanager
-def read_ahead(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
+def read_ahead(batches: Iterator[Batch], depth: int = DEFAULT_DEPTH) -> Iterator[Iterator[Batch]]:
     """Run an iterator of batches in a thread that keeps a few of them ready.
+
+    Args:
+        batches: What the thread runs.
+        depth: Batches that are kept ready, >= 1.
 
     An exception of the thread is raised where its batch would have come. Leaving the block ends
     the thread, however many batches are left.
     """
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(READ_AHEAD_BATCHES)
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
     stop = threading.Event()
 
     def offer(item: Batch | BaseException | None) -> None:
@@ -241,6 +303,10 @@ def read_ahead(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
             offer(None)
         except BaseException as error:
             offer(error)
+        finally:
+            # Files and threads behind the iterator are let go of here, not when it is collected.
+            if isinstance(batches, Generator):
+                batches.close()
 
     thread = threading.Thread(target=read, name="read-ahead", daemon=True)
     thread.start()

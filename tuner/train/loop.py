@@ -8,6 +8,7 @@ order: the record, an evaluation if one is due, a checkpoint if one is due.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -151,12 +152,12 @@ class Loop:
         config = self._parts.config
         first = self.state.step_in_epoch
         last = min(plan.num_steps, first + self._total_steps - self.state.steps)
-        steps = list(plan.steps_of_rank(0, first))[: last - first]
+        steps = itertools.islice(plan.steps_of_rank(0, first), last - first)
         ends_window = update_after_step(
             plan.real_tokens, config.train.tokens_per_update, config.train.steps_per_update
         )
-        batches = read_batches(self._parts.dataset, steps, config)
-        with read_ahead(batches) as ready:
+        batches = read_batches(self._parts.dataset, steps, config, self._parts.on_notice)
+        with read_ahead(batches, config.data.read_ahead_batches) as ready:
             for step_in_epoch, (batch, wait_s) in enumerate(_with_wait(ready), start=first):
                 self._run_step(batch, wait_s, bool(ends_window[step_in_epoch]), plan.num_steps)
                 if self._parts.stop_requested():

@@ -26,7 +26,7 @@ DECIDING_SECTIONS = (
 )
 # What may change between a run and its resumption without changing the steps already planned.
 FREE_FIELDS = {
-    "data": {"path"},
+    "data": {"path", "read_workers", "read_ahead_batches"},
     "graph": {"compile_cache"},
     "model": {"source"},
     "train": {
