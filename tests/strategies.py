@@ -176,10 +176,12 @@ def plan_cases(
     max_rows: int = 80,
     size_rule: str | None = None,
     one_size: bool | None = None,
+    slabs: bool = False,
 ) -> PlanCase:
     """Rows and a config of one strategy.
 
-    size_rule: budget, samples, list or any of them; one_size: what the config says, or any.
+    size_rule: budget, samples, list or any of them; one_size: what the config says, or any;
+    slabs: whether there may be several.
     """
     boundary_rules = ["least_padding"] * 3 + sorted(BOUNDARY_RULES)
     tokens = draw(lengths(max_rows=max_rows))
@@ -191,6 +193,7 @@ def plan_cases(
         if isinstance(align, int)
         else [rule.model_dump() for rule in align],
         "batching.num_buckets": draw(st.integers(1, 6)),
+        "batching.rows_per_slab": draw(st.sampled_from([1, 4, 25, 1000])) if slabs else 1000,
         "batching.boundary_rule": draw(st.sampled_from(boundary_rules)),
         "batching.seed": draw(st.integers(0, 5)),
         "batching.one_size_per_length": draw(st.booleans()) if one_size is None else one_size,

@@ -62,7 +62,7 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=60)
     def test_every_row_stands_once_or_is_counted_as_dropped(self, strategy, data):
-        case = data.draw(plan_cases(strategy))
+        case = data.draw(plan_cases(strategy, slabs=True))
         plan, fate = plan_of(case), admit_slowly(case.tokens, case.config)
         assert sorted(rows_of(plan)) == sorted(fate.tokens_of_row)
         assert plan.dropped == {EMPTY: fate.num_empty, OVER_LONG: fate.num_over_long}
@@ -73,7 +73,7 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=60)
     def test_batch_is_as_long_as_its_rows_need_and_within_the_budget(self, strategy, data):
-        case = data.draw(plan_cases(strategy))
+        case = data.draw(plan_cases(strategy, slabs=True))
         batching, fate = case.config.batching, admit_slowly(case.tokens, case.config)
         plan = plan_of(case)
         for shapes, rows in global_batches(plan):
@@ -94,7 +94,7 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=60)
     def test_real_tokens_are_those_of_the_rows(self, strategy, data):
-        case = data.draw(plan_cases(strategy))
+        case = data.draw(plan_cases(strategy, slabs=True))
         plan, fate = plan_of(case), admit_slowly(case.tokens, case.config)
         counted = [
             sum(fate.tokens_of_row[row] for row in rows) for _, rows in global_batches(plan)
@@ -104,7 +104,7 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=15)
     def test_shapes_are_the_same_in_every_epoch_and_hold_every_batch(self, strategy, data):
-        case = data.draw(plan_cases(strategy))
+        case = data.draw(plan_cases(strategy, slabs=True))
         plans = [plan_of(case, epoch) for epoch in range(20)]
         assert {plan.shapes for plan in plans} == {plans[0].shapes}
         assert len(set(plans[0].shapes)) == len(plans[0].shapes)
@@ -117,7 +117,7 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=15)
     def test_ranks_are_disjoint_and_in_step(self, strategy, data):
-        case = data.draw(plan_cases(strategy))
+        case = data.draw(plan_cases(strategy, slabs=True))
         expected = sorted(admit_slowly(case.tokens, case.config).tokens_of_row)
         for world_size in range(1, 10):
             plan = plan_of(case, world_size=world_size)
@@ -133,7 +133,7 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=20)
     def test_starting_late_gives_the_tail(self, strategy, data):
-        plan = plan_of(data.draw(plan_cases(strategy)))
+        plan = plan_of(data.draw(plan_cases(strategy, slabs=True)))
         rank = data.draw(st.integers(0, plan.world_size - 1))
         whole = list(plan.steps_of_rank(rank))
         for start in range(plan.num_steps + 1):
@@ -147,14 +147,14 @@ class TestEveryPlan:
     @given(data=st.data())
     @settings(max_examples=20)
     def test_same_epoch_same_plan(self, strategy, data):
-        case = data.draw(plan_cases(strategy))
+        case = data.draw(plan_cases(strategy, slabs=True))
         epoch = data.draw(st.integers(0, 10**9))
         assert plan_of(case, epoch).fingerprint == plan_of(case, epoch).fingerprint
 
     @given(data=st.data())
     @settings(max_examples=20)
     def test_warm_up_starts_with_the_most_padded_tokens(self, strategy, data):
-        shapes = plan_of(data.draw(plan_cases(strategy))).shapes
+        shapes = plan_of(data.draw(plan_cases(strategy, slabs=True))).shapes
         sizes = [(size * length, length) for size, length in shapes]
         assert sizes == sorted(sizes, reverse=True)
 

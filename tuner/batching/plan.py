@@ -16,20 +16,24 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.batching.bucketed import choose_boundaries, group_bucketed
 from tuner.batching.dynamic import group_dynamic
+from tuner.batching.epoch_plan import EpochPlan, PlannedBatch, in_warm_up_order
 from tuner.batching.fixed import group_fixed
-from tuner.batching.grouping import Grouping, IntArray, Shape
+from tuner.batching.grouping import Grouping, IntArray
 from tuner.batching.packed import group_packed, packed_lengths
 from tuner.batching.rows import AdmittedRows, admit_rows
+from tuner.batching.slabs import plan_in_slabs
 from tuner.config.override import override_config
 from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.data.lengths import Lengths
+
+__all__ = ["BatchPlan", "EpochPlan", "PlannedBatch", "plan_batches", "resolve_boundaries"]
 
 Strategy = Callable[[IntArray, BatchingConfig, np.random.Generator, int], Grouping]
 
@@ -45,65 +49,19 @@ WITH_BOUNDARIES = ("bucketed", "packed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedBatch:
-    """One step of one rank.
-
-    Attributes:
-        row_indices: int64 [R]; rows of the data set, slot after slot.
-        rows_per_slot: int64 [B]; their sum is R; 0: filler, above 1: packed.
-        padded_length: L in tokens.
-    """
-
-    row_indices: IntArray
-    rows_per_slot: IntArray
-    padded_length: int
-
-    @property
-    def shape(self) -> Shape:
-        """(B, L)."""
-        return len(self.rows_per_slot), self.padded_length
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan:
-    """All steps of one epoch, for all ranks; arrays are read-only.
+class BatchPlan(EpochPlan):
+    """A plan whose rows are in memory.
 
     Attributes:
         row_indices: int64 [M]; rows of the data set, slot after slot, step after step.
         rows_per_slot: int64 [sum of B * W]; 0: filler, above 1: packed.
-        batch_sizes: int64 [S]; B, slots of one rank.
-        padded_lengths: int64 [S]; L in tokens.
-        real_tokens: int64 [S]; tokens of real rows over all ranks, after truncation.
-        shapes: Every (B, L) of any epoch, most padded tokens first: the order of warm-up.
-        num_samples: Rows of the data set.
-        num_truncated: Rows cut to the limit.
-        dropped: Reason -> rows left out.
-        world_size: Ranks, W.
     """
 
     row_indices: IntArray
     rows_per_slot: IntArray
-    batch_sizes: IntArray
-    padded_lengths: IntArray
-    real_tokens: IntArray
-    shapes: tuple[Shape, ...]
-    num_samples: int
-    num_truncated: int
-    dropped: Mapping[str, int]
-    world_size: int
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the epoch, the same on every rank."""
-        return len(self.batch_sizes)
 
     def steps_of_rank(self, rank: int, start_step: int = 0) -> Iterator[PlannedBatch]:
-        """The steps of one rank in order.
-
-        Args:
-            rank: In [0, world_size).
-            start_step: First step, in [0, num_steps].
-        """
+        """As every plan has them."""
         slot_ends = np.cumsum(self.batch_sizes * self.world_size)
         row_ends = np.concatenate(([0], np.cumsum(self.rows_per_slot)))[
             np.concatenate(([0], slot_ends))
@@ -120,26 +78,10 @@ class BatchPlan:
                 padded_length=int(self.padded_lengths[step]),
             )
 
-    def shape_counts(self) -> dict[Shape, int]:
-        """Steps of this epoch for each planned shape; shapes it does not meet count 0."""
-        return self._sum_by_shape(np.ones(self.num_steps, dtype=np.int64))
-
-    def real_tokens_of_shape(self) -> dict[Shape, int]:
-        """Real tokens over all ranks in the steps of each planned shape."""
-        return self._sum_by_shape(self.real_tokens)
-
-    def _sum_by_shape(self, value_of_step: IntArray) -> dict[Shape, int]:
-        sums = dict.fromkeys(self.shapes, 0)
-        # One number for (B, L): unique over pairs takes five times as long.
-        stride = int(self.padded_lengths.max()) + 1
-        keys, index = np.unique(
-            self.batch_sizes * stride + self.padded_lengths, return_inverse=True
-        )
-        # Sums in float64 are exact below 2^53.
-        totals = np.bincount(index, weights=value_of_step).astype(np.int64)
-        for key, total in zip(keys.tolist(), totals.tolist(), strict=True):
-            sums[divmod(key, stride)] = total
-        return sums
+    @property
+    def num_fillers(self) -> int:
+        """Slots without a row over all ranks."""
+        return int((self.rows_per_slot == 0).sum())
 
     @property
     def fingerprint(self) -> str:
@@ -153,8 +95,8 @@ class BatchPlan:
 
 def plan_batches(
     lengths: Lengths, config: TrainConfig, *, epoch: int = 0, world_size: int = 1
-) -> BatchPlan:
-    """Plan one epoch.
+) -> EpochPlan:
+    """Plan one epoch; of more rows than batching.rows_per_slab, slab by slab (slabs.py).
 
     Args:
         lengths: Length of every row of the set.
@@ -166,11 +108,34 @@ def plan_batches(
         BadInputError: a row is over the limit under `overflow: error`, no row is left, or the
             token budget is less than one padded row.
     """
-    admitted = _admit(lengths, config)
     batching = config.batching
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([batching.seed, epoch])))
+    if lengths.num_samples > batching.rows_per_slab:
+        found = plan_in_slabs(lengths, config, epoch, world_size, plan_rows, length_limit(config))
+        if found is not None:
+            return found
+    admitted = _admit(lengths, config)
+    return plan_rows(admitted, batching, [batching.seed, epoch], lengths.num_samples, world_size)
+
+
+def plan_rows(
+    admitted: AdmittedRows,
+    batching: BatchingConfig,
+    seeds: Sequence[int],
+    num_samples: int,
+    world_size: int,
+) -> BatchPlan:
+    """Plan rows in memory.
+
+    Args:
+        admitted: The rows.
+        batching: How to batch them.
+        seeds: Of the order.
+        num_samples: Rows of the data set.
+        world_size: Ranks, >= 1.
+    """
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(seeds))))
     grouping = STRATEGIES[batching.strategy](admitted.tokens, batching, rng, world_size)
-    return _in_order(grouping, admitted, lengths.num_samples, world_size)
+    return _in_order(grouping, admitted, num_samples, world_size)
 
 
 def resolve_boundaries(lengths: Lengths, config: TrainConfig) -> TrainConfig:
@@ -228,7 +193,7 @@ def _in_order(
         real_tokens=_read_only(
             np.add.reduceat(admitted.tokens[grouping.rows], rows.starts)[order]
         ),
-        shapes=tuple(sorted(grouping.shapes, key=_warm_up_order)),
+        shapes=in_warm_up_order(grouping.shapes),
         num_samples=num_samples,
         num_truncated=admitted.num_truncated,
         dropped=admitted.dropped,
@@ -253,11 +218,6 @@ class _Runs:
         offset = self.starts[order] - (np.cumsum(sizes) - sizes)
         places: IntArray = np.arange(sizes.sum()) + np.repeat(offset, sizes)
         return places
-
-
-def _warm_up_order(shape: Shape) -> tuple[int, int]:
-    size, length = shape
-    return -size * length, -length
 
 
 def _read_only(array: IntArray) -> IntArray:

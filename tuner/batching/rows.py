@@ -51,6 +51,24 @@ def admit_rows(lengths: Lengths, data: DataConfig, limit: int | None) -> Admitte
     Raises:
         BadInputError: a row is over the limit and the rule is `error`, or no row is left.
     """
+    is_kept, num_truncated, dropped = judge_rows(lengths, data, limit)
+    kept = np.flatnonzero(is_kept)
+    kept_tokens = lengths.tokens[kept].astype(np.int64)
+    return AdmittedRows(
+        row_indices=kept,
+        tokens=kept_tokens if limit is None else np.minimum(kept_tokens, limit),
+        num_truncated=num_truncated,
+        dropped=dropped,
+    )
+
+
+def judge_rows(
+    lengths: Lengths, data: DataConfig, limit: int | None
+) -> tuple[NDArray[np.bool_], int, Mapping[str, int]]:
+    """Which rows are batched, bool [N]; how many of them are cut; reason -> rows left out.
+
+    Arguments and errors are those of `admit_rows`.
+    """
     tokens = lengths.tokens
     is_own = np.ones(len(tokens), dtype=bool)
     split: dict[str, int] = {}
@@ -61,19 +79,13 @@ def admit_rows(lengths: Lengths, data: DataConfig, limit: int | None) -> Admitte
     over = np.zeros(len(tokens), dtype=bool) if limit is None else is_own & (tokens > limit)
     if data.overflow == "error" and over.any():
         _refuse_over_long(tokens, over, limit)
-    leave_out = empty | over if data.overflow == "drop" else empty
-    kept = np.flatnonzero(is_own & ~leave_out)
-    num_empty, num_over = int(empty.sum()), int(over.sum())
-    if not len(kept):
-        raise no_row_left(data, int(is_own.sum()), num_empty, num_over, limit)
-    kept_tokens = tokens[kept].astype(np.int64)
     is_dropping = data.overflow == "drop"
-    return AdmittedRows(
-        row_indices=kept,
-        tokens=kept_tokens if limit is None else np.minimum(kept_tokens, limit),
-        num_truncated=0 if is_dropping else num_over,
-        dropped={EMPTY: num_empty, OVER_LONG: num_over if is_dropping else 0, **split},
-    )
+    is_kept = is_own & ~(empty | over if is_dropping else empty)
+    num_empty, num_over = int(empty.sum()), int(over.sum())
+    if not is_kept.any():
+        raise no_row_left(data, int(is_own.sum()), num_empty, num_over, limit)
+    dropped = {EMPTY: num_empty, OVER_LONG: num_over if is_dropping else 0, **split}
+    return is_kept, 0 if is_dropping else num_over, dropped
 
 
 def no_row_left(

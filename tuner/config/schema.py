@@ -174,6 +174,11 @@ class BatchingConfig(Section):
     nothing in one dynamic graph."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the order; the plan of an epoch follows from (seed, epoch) alone."""
+    rows_per_slab: PositiveInt = 16_000_000
+    """Rows that are planned at a time at most, about 90 bytes of memory each; larger sets are
+    dealt to slabs of like lengths, and batches stay within a slab."""
+
+    left_out_at_default: ClassVar[frozenset[str]] = frozenset({"rows_per_slab"})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> BatchingConfig:

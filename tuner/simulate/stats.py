@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import BatchPlan
+from tuner.batching.plan import EpochPlan
 from tuner.batching.windows import update_after_step
 
 
@@ -64,7 +64,7 @@ class PlanStats(EpochFigures):
 
 
 def count_plan(
-    plan: BatchPlan, tokens_per_update: int | None, steps_per_update: int = 1
+    plan: EpochPlan, tokens_per_update: int | None, steps_per_update: int = 1
 ) -> PlanStats:
     """Count a plan.
 
@@ -82,7 +82,7 @@ def count_plan(
         padded_tokens=int((slots * plan.padded_lengths).sum()),
         shape_counts=plan.shape_counts(),
         real_tokens_of_shape=plan.real_tokens_of_shape(),
-        num_filler_rows=int((plan.rows_per_slot == 0).sum()),
+        num_filler_rows=plan.num_fillers,
         length_autocorrelation=_neighbour_correlation(plan.padded_lengths),
     )
 

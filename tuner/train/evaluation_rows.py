@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tuner.batching.evaluation_plan import EvaluationPlan, plan_evaluation
-from tuner.batching.plan import BatchPlan
+from tuner.batching.plan import EpochPlan
 from tuner.config.override import override_config
 from tuner.config.schema import TrainConfig
 from tuner.data.held_out import held_out_part, row_draws
@@ -33,7 +33,7 @@ class EvaluationRows:
 
 
 def open_rows(
-    config: TrainConfig, dataset: MindRecordSet, lengths: Lengths, training: BatchPlan
+    config: TrainConfig, dataset: MindRecordSet, lengths: Lengths, training: EpochPlan
 ) -> EvaluationRows:
     """Open, check and plan the rows of an evaluation.
 

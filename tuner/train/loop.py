@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import BatchPlan, plan_batches
+from tuner.batching.plan import EpochPlan, plan_batches
 from tuner.batching.windows import update_after_step
 from tuner.config.schema import TrainConfig
 from tuner.data.lengths import Lengths
@@ -106,7 +106,7 @@ class _Seconds(NamedTuple):
 class Loop:
     """The state of a run between two steps."""
 
-    def __init__(self, parts: RunParts, state: TrainState, plan: BatchPlan) -> None:
+    def __init__(self, parts: RunParts, state: TrainState, plan: EpochPlan) -> None:
         """Prepare to go on from a state.
 
         Args:
@@ -148,7 +148,7 @@ class Loop:
     def _is_over(self) -> bool:
         return self.state.steps >= self._total_steps or self._parts.stop_requested()
 
-    def _run_epoch(self, plan: BatchPlan) -> None:
+    def _run_epoch(self, plan: EpochPlan) -> None:
         config = self._parts.config
         first = self.state.step_in_epoch
         last = min(plan.num_steps, first + self._total_steps - self.state.steps)

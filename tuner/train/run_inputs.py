@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.batching.pinned_shapes import pin_shapes
-from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
+from tuner.batching.plan import EpochPlan, plan_batches, resolve_boundaries
+from tuner.batching.slabs import SlabPlan
 from tuner.config.positions import check_length
 from tuner.config.schema import TrainConfig
 from tuner.data.held_out import training_part
@@ -37,7 +38,7 @@ class RunInputs:
     config: TrainConfig
     dataset: MindRecordSet
     lengths: Lengths
-    plan: BatchPlan
+    plan: EpochPlan
     evaluation: EvaluationRows | None
     is_other_data: bool
 
@@ -55,6 +56,8 @@ class RunInputs:
         ]
         if self.plan.num_truncated:
             lines.append(f"{self.plan.num_truncated} rows truncated to the longest padded length")
+        if isinstance(self.plan, SlabPlan):
+            lines.append(_slab_notice(self.plan))
         return lines + (self._evaluation_notices() if self.evaluation else [])
 
     def _evaluation_notices(self) -> list[str]:
@@ -69,6 +72,18 @@ class RunInputs:
         if plan.num_truncated:
             lines.append(f"evaluation: {plan.num_truncated} rows truncated")
         return lines
+
+
+def _slab_notice(plan: SlabPlan) -> str:
+    slots = int(plan.batch_sizes.sum()) * plan.world_size
+    loss = plan.loss
+    line = (
+        f"planned in {len(plan.steps_of_slab)} slabs: {loss.extra_slots:,} rows more in all "
+        f"batches ({loss.extra_slots / slots:.3%})"
+    )
+    if loss.extra_padded_fraction is None:
+        return f"{line} than in one plan"
+    return f"{line} and {loss.extra_padded_fraction:.3%} more padded tokens than in one plan"
 
 
 def open_inputs(config: TrainConfig, on_other_data: OnOtherData | None) -> RunInputs:

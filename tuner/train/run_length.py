@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.batching.plan import BatchPlan, plan_batches
+from tuner.batching.plan import EpochPlan, plan_batches
 from tuner.config.schema import TrainConfig
 from tuner.data.lengths import Lengths
 
@@ -13,7 +13,7 @@ def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
     return steps if config.train.max_steps is None else min(steps, config.train.max_steps)
 
 
-def total_real_tokens(lengths: Lengths, config: TrainConfig, plan: BatchPlan) -> int:
+def total_real_tokens(lengths: Lengths, config: TrainConfig, plan: EpochPlan) -> int:
     """Real tokens over all ranks in all steps of the run.
 
     Every epoch trains the same rows; of an epoch that max_steps cuts, its own plan says which

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import BatchPlan, PlannedBatch, plan_batches
+from tuner.batching.plan import EpochPlan, PlannedBatch, plan_batches
 from tuner.config.codec import write_text
 from tuner.config.schema import PrecisionConfig, TrainConfig
 from tuner.data.held_out import training_part
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def choose_steps(plan: BatchPlan, num_batches: int) -> list[PlannedBatch]:
+def choose_steps(plan: EpochPlan, num_batches: int) -> list[PlannedBatch]:
     """The first steps of the epoch at the largest and at the smallest shape, in turn."""
     by_shape: dict[Shape, list[PlannedBatch]] = {}
     for step in plan.steps_of_rank(0):

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import BatchPlan, PlannedBatch
+from tuner.batching.plan import EpochPlan, PlannedBatch
 from tuner.config.schema import TrainConfig
 from tuner.data.mindrecord import MindRecordSet
 from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
@@ -43,7 +43,7 @@ class DivergedError(Exception):
 
 
 def read_one_batch_each(
-    dataset: MindRecordSet, plan: BatchPlan, shapes: Sequence[Shape], config: TrainConfig
+    dataset: MindRecordSet, plan: EpochPlan, shapes: Sequence[Shape], config: TrainConfig
 ) -> list[Batch]:
     """The first batch of the epoch at each shape, of real rows.
 
