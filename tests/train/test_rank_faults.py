@@ -201,7 +201,9 @@ def test_killed_launcher_leaves_no_ranks(folder, number):
         run.process.wait()
         begun = time.monotonic()
         # Orphans are for the machine's first process to reap, which is none of ours.
-        while run.leftovers(with_zombies=False) and time.monotonic() - begun < ENDS_S:
+        while time.monotonic() - begun < ENDS_S:
+            if not run.leftovers(with_zombies=False) and all(map(can_bind, ports)):
+                break
             time.sleep(0.2)
         assert run.leftovers(with_zombies=False) == []
         assert all(map(can_bind, ports))

@@ -103,10 +103,8 @@ def launch_workers(
 def run_scheduler() -> int:
     """Be the process that brings the ranks together; signals are for the ranks."""
     from tuner.train.collectives import serve_as_scheduler
-    from tuner.train.rank_watch import end_with_launcher
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    end_with_launcher()
     serve_as_scheduler()
     return 0
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import NoReturn
 import psutil
 
 from tuner.errors import BadInputError
+from tuner.train.msrun import MSRUN_MODULE
 from tuner.train.rank_files import RankFolder, RankStatus
 from tuner.train.rank_judge import STALL_S, Lost, RankJudge, Waiting
 from tuner.train.world import World
@@ -181,6 +183,7 @@ class RankWatch:
         while not self._closing.wait(BEAT_S):
             self._beat()
             if not has_launcher():
+                _end_msrun()
                 self._give_up("the varseq-train that started this rank is gone")
             if not self._has_met or time.monotonic() < looks_at:
                 continue
@@ -230,15 +233,15 @@ def has_launcher() -> bool:
     return number is None or psutil.pid_exists(int(number))
 
 
-def end_with_launcher() -> None:
-    """End this process, by a thread, when the varseq-train that started it is gone."""
+def _end_msrun() -> None:
+    """End msrun, this process's parent, and with it the scheduler, which shares its group.
 
-    def look() -> None:
-        while has_launcher():
-            time.sleep(BEAT_S)
-        os._exit(EXIT_LOST)
-
-    threading.Thread(target=look, name="launcher-watch", daemon=True).start()
+    The scheduler cannot look after itself: it is in a call that keeps Python's lock.
+    """
+    with contextlib.suppress(psutil.Error, OSError):
+        parent = psutil.Process(os.getppid())
+        if MSRUN_MODULE in parent.cmdline():
+            os.killpg(os.getpgid(parent.pid), signal.SIGKILL)
 
 
 def _listed(statuses: list[RankStatus]) -> str:
