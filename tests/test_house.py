@@ -43,7 +43,7 @@ ALSO_MAY_IMPORT = {
 ONLY_IN = {
     "mindspore": ["train/*.py", "diagnose/*.py", "data/mindrecord.py"],
     "optuna": ["study/optuna_*.py"],
-    "subprocess": ["trial/runner.py"],
+    "subprocess": ["trial/runner.py", "train/launch.py"],
     "yaml": ["config/codec.py"],
     "tensorboardX": ["train/event_file.py"],
 }

@@ -18,13 +18,22 @@ from tuner.cli.entry import (
     run_command,
 )
 from tuner.cli.start_over import start_over
+from tuner.cli.train_ranks import (
+    add_worker_options,
+    check_worker_options,
+    launch_workers,
+    run_as_rank,
+    run_scheduler,
+)
 from tuner.errors import BadInputError
+from tuner.train.world import is_scheduler, world_of
 
 if TYPE_CHECKING:
     from tuner.config.schema import TrainConfig
     from tuner.data.lengths import Lengths
     from tuner.train.loader import Batch
-    from tuner.train.run import OnFailure
+    from tuner.train.rank_watch import RankWatch
+    from tuner.train.run import OnFailure, RunReport
 
 COMMAND = "varseq-train"
 
@@ -42,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     _check_options(parser, options)
+    check_worker_options(parser, options)
+    options.given = list(sys.argv[1:] if arguments is None else arguments)
     # With arguments of its own it runs inside another program, which must not be replaced.
     return run_command(COMMAND, lambda: _train(options, owns_process=arguments is None))
 
@@ -64,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "after saying what tuning again would gain",
     )
     add_override_option(parser, "train.max_steps=50")
+    add_worker_options(parser)
     parser.add_argument(
         "--profile",
         type=int,
@@ -108,10 +120,23 @@ def _train(options: argparse.Namespace, *, owns_process: bool) -> int:
     from tuner.config.codec import load_config
     from tuner.config.override import override_config, parse_assignments
 
+    if is_scheduler(os.environ):
+        return run_scheduler()
     overrides = parse_assignments(options.assignments)
     config = override_config(load_config(options.config), overrides)
     if options.export is not None:
         return _export(config, options)
+    world = world_of(os.environ)
+    if world.is_alone and options.workers * options.nodes > 1:
+        return launch_workers(config, options, options.given)
+    if not world.is_alone:
+        with StopRequest() as stop:
+            return run_as_rank(
+                COMMAND,
+                config,
+                world,
+                lambda together: _run(config, options, stop, lambda: None, together),
+            )
     with StopRequest() as stop:
         on_stuck = _start_over if owns_process else lambda: None
         code = _run(config, options, stop, on_stuck)
@@ -146,9 +171,9 @@ def _run(
     options: argparse.Namespace,
     stop: StopRequest,
     on_stuck: Callable[[], None],
+    together: RankWatch | None = None,
 ) -> int:
     # MindSpore is imported only when the config is known to be whole.
-    from tuner.cli.train_end import format_end
     from tuner.cli.train_view import TrainView
     from tuner.train.compile_cache import UnsoundCacheError
     from tuner.train.loop import DivergedError
@@ -170,7 +195,7 @@ def _run(
             profile_steps=options.profile,
         )
         try:
-            report = train_run(config, watch, resume=options.resume)
+            report = train_run(config, watch, resume=options.resume, together=together)
         except DivergedError as error:
             print(f"{COMMAND}: {error}", file=sys.stderr)
             return EXIT_DIVERGED
@@ -180,6 +205,12 @@ def _run(
         except StoppedError:
             print(f"{COMMAND}: stopped before the first step; nothing to save", file=sys.stderr)
             return 128 + (stop.signal_number or signal.SIGTERM)
+    return _tell_end(config, report, stop)
+
+
+def _tell_end(config: TrainConfig, report: RunReport, stop: StopRequest) -> int:
+    from tuner.cli.train_end import format_end
+
     if report.summary is None:
         print(f"nothing left to do: all {report.planned_steps} steps are done")
         return 0
@@ -194,12 +225,13 @@ def _run(
     )
     for recompile in report.recompiles:
         print(f"unplanned compile: {recompile}")
-    if stop.signal_number is not None and not report.is_complete:
+    if not report.is_complete:
+        # Of several ranks, any may have been told to stop.
         print(
             f"stopped after step {report.state.steps} of {report.planned_steps}, saved; "
             "go on with --resume"
         )
-        return 128 + stop.signal_number
+        return 128 + (stop.signal_number or signal.SIGTERM)
     return 0
 
 

@@ -1,10 +1,12 @@
 """Checkpoints: a new folder, verified by reading it back, then a pointer swapped.
 
 A checkpoint is `step_00000500/` with `parameters.safetensors` and `state.json`, which knows the
-checksum of both. It is written beside, brought to the disk, read back and renamed; nothing that is
-whole is ever overwritten. The file `latest` names the checkpoint that a run goes on from, and is
-swapped last, so it only ever names a whole one. Where it is gone or names none that can be read,
-the newest whole one is taken, and that is said.
+checksum of both. Gradients of a window that is not full yet differ between ranks: those of ranks
+1 and up stand beside the first one's, with the rank behind their names. It is written beside,
+brought to the disk, read back and renamed; nothing that is whole is ever overwritten. The file
+`latest` names the checkpoint that a run goes on from, and is swapped last, so it only ever names a
+whole one. Where it is gone or names none that can be read, the newest whole one is taken, and that
+is said.
 
 One process writes a folder at a time.
 """
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from tuner.config.codec import write_text
 from tuner.errors import BadInputError
 from tuner.train.checksum import file_sha256
+from tuner.train.rank_names import is_of_other_rank, name_of_rank
 from tuner.train.state import SavedState, TrainState, format_saved, parse_saved
 from tuner.train.tensor_file import read_tensors, sync_folder, write_tensors
 
@@ -107,17 +110,20 @@ class CheckpointFolder:
         self._prune(state.steps)
         return final
 
-    def load_newest(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:
+    def load_newest(
+        self, parameters: Sequence[Parameter], notice: Notice, rank: int = 0
+    ) -> TrainState:
         """Load the checkpoint that `latest` names, else the newest that is whole.
 
         Args:
             parameters: The same parameters that were saved.
             notice: Told about everything that had to be passed over.
+            rank: Whose; what a rank has not of its own is that of the first.
 
         Raises:
             BadInputError: there is none, or none that is whole.
         """
-        return self._load_first(self._newest_first(notice), parameters, notice)
+        return self._load_first(self._newest_first(notice), parameters, notice, rank)
 
     def load_best(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:
         """Load the whole checkpoint of the lowest evaluation loss, of equal ones the first.
@@ -162,13 +168,17 @@ class CheckpointFolder:
         return worst is None or evaluation_loss < worst
 
     def _load_first(
-        self, folders: Sequence[Path], parameters: Sequence[Parameter], notice: Notice
+        self,
+        folders: Sequence[Path],
+        parameters: Sequence[Parameter],
+        notice: Notice,
+        rank: int = 0,
     ) -> TrainState:
         for folder in folders:
             try:
                 saved = _read_saved(folder)
                 _check_parameters(folder, saved)
-                _load(folder, parameters)
+                _load(folder, parameters, rank)
             except UNREADABLE as error:
                 notice(_passed_over(folder, error))
                 continue
@@ -249,8 +259,10 @@ def _check_parameters(folder: Path, saved: SavedState) -> None:
         raise ValueError(f"{PARAMETERS_FILE} does not match its checksum")
 
 
-def _load(folder: Path, parameters: Sequence[Parameter]) -> None:
-    loaded = read_tensors(folder / PARAMETERS_FILE)
+def _load(folder: Path, parameters: Sequence[Parameter], rank: int) -> None:
+    stored = read_tensors(folder / PARAMETERS_FILE)
+    loaded = {name: stored[name] for name in stored if not is_of_other_rank(name)}
+    loaded |= {name: stored[own] for name in loaded if (own := name_of_rank(name, rank)) in stored}
     wanted = {parameter.name for parameter in parameters}
     if set(loaded) != wanted:
         raise ValueError(f"its parameters differ: {sorted(set(loaded) ^ wanted)[:3]}")

@@ -55,15 +55,22 @@ class CheckpointWriter:
         state: TrainState,
         parameters: Sequence[Parameter],
         evaluation_loss: float | None = None,
+        others: Snapshot | None = None,
     ) -> None:
         """Save a state; waits for the save before it.
+
+        Args:
+            state: Where the run stands.
+            parameters: Of this rank.
+            evaluation_loss: Of just these parameters; None if they were not evaluated.
+            others: What other ranks have of their own, by `name_of_rank`.
 
         Raises:
             BadInputError: this one could not be written or, in the background, the one before.
         """
         self._join()
         self.raise_failure()
-        snapshot = take_snapshot(parameters)
+        snapshot = {**take_snapshot(parameters), **(others or {})}
         if not self._in_background:
             self._folder.write(state, snapshot, evaluation_loss)
             self._saved_steps = state.steps

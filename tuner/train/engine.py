@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
@@ -95,6 +95,11 @@ class Engine:
     def weights(self) -> tuple[Parameter, ...]:
         """Those that are trained."""
         return tuple(self._step.parameters)
+
+    @property
+    def gradients(self) -> ParameterTuple:
+        """The buffers, in the order of the weights."""
+        return self._step.gradients
 
     @property
     def second_moments(self) -> tuple[Parameter, ...]:
@@ -186,11 +191,11 @@ class Engine:
 
     def read_gradients(self) -> list[NDArray[np.float32]]:
         """A copy of the gradient buffers in the order of the weights; not scaled."""
-        return [gradient.asnumpy().copy() for gradient in self._step.gradients]
+        return [gradient.asnumpy().copy() for gradient in self.gradients]
 
     def clear_gradients(self) -> None:
         """Set the gradient buffers to 0."""
-        for gradient in self._step.gradients:
+        for gradient in self.gradients:
             gradient.set_data(Tensor(np.zeros(gradient.shape, np.float32)))
 
     def num_graphs(self) -> int | None:

@@ -2,7 +2,8 @@
 
 A graph of its own without gradients, compiled before the first step for every shape of the
 evaluation's plan. The losses of all batches are summed in float64 and divided by the labels, so
-that the result does not depend on who was batched with whom. Nothing of the training changes: the
+that the result does not depend on who was batched with whom. Of several ranks each evaluates its
+share of the batches, and every rank gets the sums of all. Nothing of the training changes: the
 weights are only read, and the model is told that it is evaluated, and then that it is trained.
 """
 
@@ -27,6 +28,7 @@ from tuner.train.evaluation_rows import EvaluationRows
 from tuner.train.graph import prepare_step
 from tuner.train.loader import Batch, read_ahead, read_batches
 from tuner.train.metrics import EvaluationRecord, LengthLoss
+from tuner.train.ranks import OneRank, Ranks
 from tuner.train.step import SummedLoss
 from tuner.train.warmup import StoppedError, named_if_too_large
 
@@ -103,33 +105,36 @@ class Evaluation:
                 raise StoppedError
         return time.perf_counter() - started
 
-    def run(self, step: int) -> EvaluationRecord:
+    def run(self, step: int, ranks: Ranks | None = None) -> EvaluationRecord:
         """Evaluate all rows with the weights as they are.
 
         Args:
             step: Steps done, for the record.
+            ranks: All that evaluate together; None: this one alone.
 
         Raises:
             BadInputError: a row cannot be read or is not fit for the model.
         """
         started = time.perf_counter()
+        ranks = ranks or OneRank()
         sums = [_Sum() for _ in self._rows.plan.classes]
         with self._evaluating():
-            for index, batch in self._batches():
+            for index, batch in self._batches(ranks):
                 has_label = (batch.targets_BT != IGNORED_LABEL).any(axis=1)
                 sums[index].rows += int(np.count_nonzero(has_label))
                 sums[index].label_tokens += batch.label_tokens
                 sums[index].loss += self._loss_of(batch)
+        sums = _summed(sums, ranks)
         record = _record(step, sums, [item.up_to for item in self._rows.plan.classes])
         return dataclasses.replace(record, seconds=time.perf_counter() - started)
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
-        """Every batch with the class of its rows, always in the same order."""
+    def _batches(self, ranks: Ranks) -> Iterator[tuple[int, Batch]]:
+        """This rank's batches with the class of their rows, always in the same order."""
         planned: list[tuple[int, PlannedBatch]] = [
             (index, batch)
             for index, item in enumerate(self._rows.plan.classes)
             for batch in item.batches()
-        ]
+        ][ranks.world.rank :: ranks.world.size]
         steps = [batch for _, batch in planned]
         batches = read_batches(self._rows.dataset, steps, self._rows.config)
         with read_ahead(batches) as ready:
@@ -148,6 +153,16 @@ class Evaluation:
             yield
         finally:
             self._engine.loss.set_train()
+
+
+def _summed(sums: list[_Sum], ranks: Ranks) -> list[_Sum]:
+    """Over all ranks."""
+    own = [number for item in sums for number in (item.rows, item.label_tokens, item.loss)]
+    totals = ranks.gather(own).sum(axis=0).reshape(-1, 3)
+    return [
+        _Sum(rows=int(rows), label_tokens=int(label_tokens), loss=float(loss))
+        for rows, label_tokens, loss in totals
+    ]
 
 
 def _record(step: int, sums: list[_Sum], ends: list[int]) -> EvaluationRecord:

@@ -3,6 +3,9 @@
 A step is one batch; an update follows when the window is full, and always at the end of an epoch.
 A window without any label skips its update and changes no state. Between two steps come, in this
 order: the record, an evaluation if one is due, a checkpoint if one is due.
+
+Several ranks take the same steps in the same shapes, each with rows of its own. What a step comes
+to is added up over all of them, so that they decide alike; the first alone writes files.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +34,7 @@ from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_ahead, read_batches
 from tuner.train.metrics import StepRecord
 from tuner.train.profiling import StepProfiler
+from tuner.train.ranks import OneRank, Ranks, StepTotals, total_step
 from tuner.train.run_length import total_real_tokens, total_steps
 from tuner.train.run_log import RunLog
 from tuner.train.scaling import LEAST_SCALE
@@ -60,6 +64,7 @@ class RunParts:
             labels, None without any. It must leave weights and buffers as they are. None: there
             is no evaluation.
         profiler: Of some steps; its own time and that of evaluations and saves is not in theirs.
+        ranks: All that take the steps together.
     """
 
     config: TrainConfig
@@ -73,6 +78,7 @@ class RunParts:
     stop_requested: Callable[[], bool]
     evaluate: Callable[[int], float | None] | None = None
     profiler: StepProfiler | None = None
+    ranks: Ranks = field(default_factory=OneRank)
 
 
 class DivergedError(Exception):
@@ -132,27 +138,45 @@ class Loop:
             saved_steps=state.steps,
         )
         self._last_save = state.steps
+        self._has_agreed_to_stop = False
 
     def run(self) -> TrainState:
         """Train to the end or to a requested stop; the last state is saved when this returns."""
         scaled = describe_peak(self._parts.config)
         if scaled is not None:
             self._parts.on_notice(scaled)
+        ranks = self._parts.ranks
+        if not ranks.world.is_alone:
+            self._has_agreed_to_stop = bool(ranks.gather([self._parts.stop_requested()]).any())
         with self._writer, self._parts.profiler or nullcontext():
             while not self._is_over():
-                epoch = self.state.epoch
-                self._run_epoch(plan_batches(self._parts.lengths, self._parts.config, epoch=epoch))
+                self._run_epoch(self._plan_of_epoch())
             self._save()
         return self.state
 
+    def _plan_of_epoch(self) -> EpochPlan:
+        return plan_batches(
+            self._parts.lengths,
+            self._parts.config,
+            epoch=self.state.epoch,
+            world_size=self._parts.ranks.world.size,
+        )
+
     def _is_over(self) -> bool:
-        return self.state.steps >= self._total_steps or self._parts.stop_requested()
+        return self.state.steps >= self._total_steps or self._is_stopping()
+
+    def _is_stopping(self) -> bool:
+        """One rank may stop at once; several stop after a step whose totals say so to all."""
+        if self._parts.ranks.world.is_alone:
+            return self._parts.stop_requested()
+        return self._has_agreed_to_stop
 
     def _run_epoch(self, plan: EpochPlan) -> None:
         config = self._parts.config
         first = self.state.step_in_epoch
         last = min(plan.num_steps, first + self._total_steps - self.state.steps)
-        steps = itertools.islice(plan.steps_of_rank(0, first), last - first)
+        own = plan.steps_of_rank(self._parts.ranks.world.rank, first)
+        steps = itertools.islice(own, last - first)
         ends_window = update_after_step(
             plan.real_tokens, config.train.tokens_per_update, config.train.steps_per_update
         )
@@ -160,11 +184,12 @@ class Loop:
         with read_ahead(batches, config.data.read_ahead_batches) as ready:
             for step_in_epoch, (batch, wait_s) in enumerate(_with_wait(ready), start=first):
                 self._run_step(batch, wait_s, bool(ends_window[step_in_epoch]), plan.num_steps)
-                if self._parts.stop_requested():
+                if self._is_stopping():
                     return
 
     def _run_step(self, batch: Batch, wait_s: float, ends_window: bool, num_steps: int) -> None:
         self._writer.raise_failure()
+        self._parts.ranks.at("step", self.state.steps)
         engine = self._parts.engine
         engine.recompiles.step = self.state.steps + 1
         self._first_batches.check(batch)
@@ -172,10 +197,10 @@ class Loop:
         if profiler is not None:
             profiler.before_step()
         started = time.perf_counter()
-        loss_sum = engine.run_step(batch)
-        state = self._state_after(batch, num_steps)
-        if not math.isfinite(loss_sum):
-            raise self._diverged(state, batch, f"the loss is {loss_sum}")
+        totals = self._totals(batch, engine.run_step(batch))
+        state = self._state_after(totals, num_steps)
+        if not math.isfinite(totals.loss_sum):
+            raise self._diverged(state, batch, f"the loss is {totals.loss_sum}")
         updating = time.perf_counter()
         update = self._update(state) if ends_window else None
         if update is not None:
@@ -185,10 +210,21 @@ class Loop:
         if profiler is not None:
             profiler.after_step()
         before, self.state = self.state, state
-        self._tell(self._record(batch, loss_sum, update, before, seconds))
+        self._tell(self._record(batch, totals, update, before, seconds))
         self._evaluate_if_due(ends_window)
         if state.steps - self._last_save >= self._parts.config.train.checkpoint_every_steps:
             self._save()
+
+    def _totals(self, batch: Batch, loss_sum: float) -> StepTotals:
+        totals = total_step(
+            self._parts.ranks,
+            batch,
+            loss_sum,
+            step=self.state.steps + 1,
+            stop_requested=self._parts.stop_requested(),
+        )
+        self._has_agreed_to_stop = totals.stop_requested
+        return totals
 
     def _evaluate_if_due(self, ends_window: bool) -> None:
         """Evaluate between two updates, before saving: what is saved knows the result."""
@@ -199,18 +235,23 @@ class Loop:
         is_passed = every is not None and steps // every > self.state.evaluated_steps // every
         if steps < self._total_steps and not (ends_window and is_passed):
             return
+        self._parts.ranks.at("evaluation", steps)
         loss = evaluate(steps)
         best = self.state.best
         if loss is not None and math.isfinite(loss) and (best is None or loss < best.loss):
             best = BestEvaluation(loss=loss, steps=steps)
         self.state = dataclasses.replace(self.state, evaluated_steps=steps, best=best)
         if loss is not None and self._parts.config.train.keep_best:
-            # What is in flight may be one of the best.
-            self._writer.last_saved_steps()
-            if self._parts.checkpoints.is_among_best(loss, steps):
+            is_best = self._is_among_best(loss) if self._parts.ranks.world.is_first else False
+            if self._parts.ranks.gather([is_best]).any():
                 self._save(loss)
 
-    def _state_after(self, batch: Batch, num_steps: int) -> TrainState:
+    def _is_among_best(self, loss: float) -> bool:
+        # What is in flight may be one of the best.
+        self._writer.last_saved_steps()
+        return self._parts.checkpoints.is_among_best(loss, self.state.steps)
+
+    def _state_after(self, totals: StepTotals, num_steps: int) -> TrainState:
         before = self.state
         ends_epoch = before.step_in_epoch + 1 == num_steps
         return dataclasses.replace(
@@ -218,9 +259,9 @@ class Loop:
             epoch=before.epoch + ends_epoch,
             step_in_epoch=0 if ends_epoch else before.step_in_epoch + 1,
             steps=before.steps + 1,
-            window_label_tokens=before.window_label_tokens + batch.label_tokens,
-            real_tokens=before.real_tokens + batch.real_tokens,
-            padded_tokens=before.padded_tokens + batch.padded_tokens,
+            window_label_tokens=before.window_label_tokens + totals.label_tokens,
+            real_tokens=before.real_tokens + totals.real_tokens,
+            padded_tokens=before.padded_tokens + totals.padded_tokens,
         )
 
     def _state_after_update(self, state: TrainState, batch: Batch, update: _Update) -> TrainState:
@@ -241,7 +282,9 @@ class Loop:
         return dataclasses.replace(state, skipped_updates=state.skipped_updates + 1)
 
     def _diverged(self, state: TrainState, batch: Batch, problem: str) -> DivergedError:
-        return DivergedError(state.steps, batch.shape, problem, self._writer.last_saved_steps())
+        is_first = self._parts.ranks.world.is_first
+        saved_steps = self._writer.last_saved_steps() if is_first else self._last_save
+        return DivergedError(state.steps, batch.shape, problem, saved_steps)
 
     def _update(self, state: TrainState) -> _Update | None:
         """Update from the window's gradients; None if the window holds no label."""
@@ -259,6 +302,7 @@ class Loop:
             config.schedule,
         )
         clip_norm = clip_threshold(state.norms, config.train)
+        self._parts.ranks.sum_gradients()
         norm = self._parts.engine.run_update(
             learning_rate, state.updates + 1, state.window_label_tokens, clip_norm
         )
@@ -268,7 +312,7 @@ class Loop:
     def _record(
         self,
         batch: Batch,
-        loss_sum: float,
+        totals: StepTotals,
         update: _Update | None,
         before: TrainState,
         seconds: _Seconds,
@@ -285,10 +329,10 @@ class Loop:
             step_s=seconds.step_s,
             update_s=seconds.update_s,
             data_wait_s=seconds.data_wait_s,
-            real_tokens=batch.real_tokens,
-            padded_tokens=batch.padded_tokens,
-            label_tokens=batch.label_tokens,
-            loss=loss_sum / batch.label_tokens if batch.label_tokens else None,
+            real_tokens=totals.real_tokens,
+            padded_tokens=totals.padded_tokens,
+            label_tokens=totals.label_tokens,
+            loss=totals.loss_sum / totals.label_tokens if totals.label_tokens else None,
             updates=self.state.updates,
             grad_norm=made.grad_norm if made else None,
             learning_rate=made.learning_rate if made else None,
@@ -308,7 +352,12 @@ class Loop:
         if self.state.steps == self._last_save:
             return
         self._last_save = self.state.steps
-        self._writer.save(self.state, self._parts.engine.parameters, evaluation_loss)
+        ranks, engine = self._parts.ranks, self._parts.engine
+        ranks.at("save", self.state.steps)
+        # Between two windows the buffers of all ranks are 0.
+        others = ranks.gradients_of_others() if self.state.window_label_tokens else {}
+        if ranks.world.is_first:
+            self._writer.save(self.state, engine.parameters, evaluation_loss, others)
         self._parts.log.pause()
 
 

@@ -18,18 +18,18 @@ EVALUATION_FILE = "evaluation.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One step, one line of metrics.jsonl.
+    """One step over all ranks, one line of metrics.jsonl; seconds and memory are the first's.
 
     Attributes:
         step: Steps done, this one included; from 1.
         epoch: From 0.
         step_in_epoch: From 0; with epoch it says which rows: those of that step of the plan.
-        batch_size: B.
+        batch_size: B, of one rank.
         padded_length: L in tokens.
         step_s: Seconds of forward, backward and update.
         data_wait_s: Seconds that the loop waited for the batch.
         real_tokens: Tokens of rows.
-        padded_tokens: B * L.
+        padded_tokens: B * L times the ranks.
         label_tokens: Targets that count.
         loss: Mean over label_tokens; None without any.
         updates: Optimizer updates done.

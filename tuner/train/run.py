@@ -1,4 +1,8 @@
-"""A whole training run: open, check, warm up, loop, and the figures at the end."""
+"""A whole training run: open, check, warm up, loop, and the figures at the end.
+
+Several ranks do all of it together: they meet when the device is open, agree on what they train,
+and wait for each other's warm-up. The first alone writes files.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
+from tuner.config.override import override_config
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
+from tuner.train.agreement import check_weights
 from tuner.train.cached_graphs import warm_up
 from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.compile_cache import CACHE_FOLDER, UnsoundCacheError
@@ -22,9 +28,12 @@ from tuner.train.evaluation import Evaluation
 from tuner.train.flash import attention_of
 from tuner.train.loader import Batch
 from tuner.train.loop import DivergedError, Loop, RunParts, run_folder
+from tuner.train.meeting import meet, wait_and_agree
 from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
 from tuner.train.profiling import StepProfiler
 from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
+from tuner.train.rank_watch import RankWatch
+from tuner.train.ranks import OneRank, Ranks
 from tuner.train.recompiles import Recompile
 from tuner.train.run_inputs import OnOtherData, RunInputs, open_inputs
 from tuner.train.run_length import total_steps
@@ -32,6 +41,7 @@ from tuner.train.run_log import RunLog
 from tuner.train.run_summary import RunFigures, RunSummary, sum_up, write_summary
 from tuner.train.state import TrainState
 from tuner.train.warmup import StoppedError, WarmUpWatch, shapes_in_order
+from tuner.train.world import ALONE
 
 CHECKPOINT_FOLDER = "checkpoints"
 PROFILE_FOLDER = "profile"
@@ -93,7 +103,9 @@ class RunReport:
         return self.state.steps >= self.planned_steps
 
 
-def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunReport:
+def train_run(
+    config: TrainConfig, watch: RunWatch, *, resume: bool, together: RankWatch | None = None
+) -> RunReport:
     """Train as the config says.
 
     Args:
@@ -101,6 +113,7 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         watch: Progress, notices, stop requests.
         resume: Go on from the newest checkpoint in train.out; where a run ended before its
             first, start again.
+        together: This rank among those that train the run; None: it is the only one.
 
     Raises:
         BadInputError: data, config and checkpoint do not fit together or cannot be read.
@@ -109,7 +122,12 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         UnsoundCacheError: a cached graph is wrong; its folder is removed, start over in a new
             process.
     """
-    inputs = open_inputs(config, watch.on_other_data)
+    world = together.world if together else ALONE
+    inputs = open_inputs(
+        config if world.is_alone else _without_cache(config, watch),
+        watch.on_other_data,
+        world.size,
+    )
     checkpoints = CheckpointFolder(
         run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last, config.train.keep_best
     )
@@ -122,14 +140,9 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
             f"{CACHE_VARIABLE} is not followed, since MindSpore checks nothing about the graphs "
             "it finds; set graph.compile_cache to true"
         )
-    ready = _make_ready(inputs, checkpoints, saved, watch)
+    ready = _make_ready(inputs, checkpoints, saved, watch, together)
     watch.on_start(planned_steps, ready.state.steps)
-    log = RunLog(
-        run_folder(config),
-        ready.state.steps,
-        watch.on_notice,
-        writes_events=config.train.tensorboard,
-    )
+    log = _open_log(config, ready, watch)
     with closing(log):
         started = time.perf_counter()
         end = _loop(inputs, ready, log, checkpoints, watch)
@@ -140,7 +153,8 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
             memory_kind=ready.engine.device.memory_kind,
         )
     summary = sum_up(log.figures(), run, config.provenance)
-    write_summary(run_folder(config), summary)
+    if world.is_first:
+        write_summary(run_folder(config), summary)
     return RunReport(
         state=end,
         planned_steps=planned_steps,
@@ -148,6 +162,14 @@ def train_run(config: TrainConfig, watch: RunWatch, *, resume: bool) -> RunRepor
         recompiles=ready.engine.recompiles.found,
         is_other_data=inputs.is_other_data,
     )
+
+
+def _without_cache(config: TrainConfig, watch: RunWatch) -> TrainConfig:
+    """A cached graph that is wrong makes a process start over, which a rank cannot."""
+    if not config.graph.compile_cache:
+        return config
+    watch.on_notice("going on without a compile cache: it is for runs on one device")
+    return override_config(config, {"graph.compile_cache": False}, source="several ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +180,20 @@ class _Ready:
     evaluation: Evaluation | None
     state: TrainState
     warm_up_s: float
+    ranks: Ranks
 
 
 def _make_ready(
-    inputs: RunInputs, checkpoints: CheckpointFolder, saved: TrainState | None, watch: RunWatch
+    inputs: RunInputs,
+    checkpoints: CheckpointFolder,
+    saved: TrainState | None,
+    watch: RunWatch,
+    together: RankWatch | None,
 ) -> _Ready:
     config = inputs.config
-    device = open_device(config)
+    device = open_device(config, together.world.local_rank if together else 0)
+    values = meet(together, inputs, device, saved) if together else {}
+    warming = _with_signs(watch, together) if together else watch
     _check_world(inputs, device, watch)
     engine = Engine(
         config,
@@ -174,16 +203,34 @@ def _make_ready(
     )
     evaluation = Evaluation(engine, inputs.evaluation) if inputs.evaluation else None
     with _told(engine, config, watch):
-        warm_up_s = _warm_up(engine, inputs, saved, watch)
+        warm_up_s = _warm_up(engine, inputs, saved, warming)
     if evaluation is not None:
-        warm_up_s += evaluation.warm_up(watch.on_notice, watch.stop_requested)
+        warm_up_s += evaluation.warm_up(warming.on_notice, watch.stop_requested)
+    ranks: Ranks = OneRank()
+    if together is not None:
+        ranks = wait_and_agree(together, engine, values, watch.on_notice, watch.stop_requested)
     state = dataclasses.replace(_initial_state(inputs), loss_scale=engine.loss_scale)
     if saved is not None:
         # What had to be passed over was said when the folder was checked.
-        state = checkpoints.load_newest(engine.parameters, lambda line: None)
+        state = checkpoints.load_newest(engine.parameters, lambda line: None, ranks.world.rank)
         engine.loss_scale = state.loss_scale
         watch.on_notice(f"resumed after step {state.steps}")
-    return _Ready(engine=engine, evaluation=evaluation, state=state, warm_up_s=warm_up_s)
+    if together is not None:
+        check_weights(ranks, engine)
+    return _Ready(
+        engine=engine, evaluation=evaluation, state=state, warm_up_s=warm_up_s, ranks=ranks
+    )
+
+
+def _with_signs(watch: RunWatch, together: RankWatch) -> RunWatch:
+    """During the warm-up the others are told its last line, for those who wait."""
+
+    def notice(line: str) -> None:
+        together.at("warm-up", detail=line)
+        watch.on_notice(line)
+
+    together.at("warm-up")
+    return dataclasses.replace(watch, on_notice=notice)
 
 
 def _loop(
@@ -203,18 +250,29 @@ def _loop(
         on_step=watch.on_step,
         on_notice=watch.on_notice,
         stop_requested=watch.stop_requested,
-        evaluate=_evaluate_with(ready.evaluation, log, watch),
-        profiler=_profiler(inputs.config, ready.engine.device, watch),
+        evaluate=_evaluate_with(ready, log, watch),
+        profiler=_profiler(inputs.config, ready, watch),
+        ranks=ready.ranks,
     )
     with _told(ready.engine, inputs.config, watch):
         return Loop(parts, ready.state, inputs.plan).run()
 
 
-def _profiler(config: TrainConfig, device: Device, watch: RunWatch) -> StepProfiler | None:
-    if not watch.profile_steps:
+def _open_log(config: TrainConfig, ready: _Ready, watch: RunWatch) -> RunLog:
+    return RunLog(
+        run_folder(config),
+        ready.state.steps,
+        watch.on_notice,
+        writes_events=config.train.tensorboard,
+        writes=ready.ranks.world.is_first,
+    )
+
+
+def _profiler(config: TrainConfig, ready: _Ready, watch: RunWatch) -> StepProfiler | None:
+    if not watch.profile_steps or not ready.ranks.world.is_first:
         return None
     folder = run_folder(config) / PROFILE_FOLDER
-    return StepProfiler(folder, watch.profile_steps, device, watch.on_notice)
+    return StepProfiler(folder, watch.profile_steps, ready.engine.device, watch.on_notice)
 
 
 @contextmanager
@@ -231,13 +289,14 @@ def _told(engine: Engine, config: TrainConfig, watch: RunWatch) -> Iterator[None
 
 
 def _evaluate_with(
-    evaluation: Evaluation | None, log: RunLog, watch: RunWatch
+    ready: _Ready, log: RunLog, watch: RunWatch
 ) -> Callable[[int], float | None] | None:
+    evaluation = ready.evaluation
     if evaluation is None:
         return None
 
     def evaluate(step: int) -> float | None:
-        record = evaluation.run(step)
+        record = evaluation.run(step, ready.ranks)
         log.evaluated(record)
         watch.on_evaluation(record)
         return record.loss
@@ -281,7 +340,7 @@ def _check_world(inputs: RunInputs, device: Device, watch: RunWatch) -> None:
     check_provenance(
         inputs.config,
         shapes=inputs.plan.shapes,
-        accepts_fewer=inputs.is_other_data,
+        accepts_fewer=inputs.has_pinned_shapes,
         device=device.name,
         notice=watch.on_notice,
     )

@@ -27,7 +27,8 @@ class RunInputs:
     """What a run works on.
 
     Attributes:
-        config: Boundaries resolved; on other data than was tuned its shapes are pinned.
+        config: Boundaries resolved; its shapes are pinned to the tuned ones on other
+            data than was tuned, and on several ranks.
         dataset: The opened MindRecord set.
         lengths: Of all its rows; those held out are left out.
         plan: Of epoch 0.
@@ -46,6 +47,11 @@ class RunInputs:
     def longest(self) -> int:
         """Tokens of the longest padded row."""
         return max(length for _, length in self.plan.shapes)
+
+    @property
+    def has_pinned_shapes(self) -> bool:
+        """Whether a tuned config may meet a part of its shapes only."""
+        return self.is_other_data or self.plan.world_size > 1
 
     def notices(self) -> list[str]:
         """What became of rows that are not batched as they are."""
@@ -86,13 +92,16 @@ def _slab_notice(plan: SlabPlan) -> str:
     return f"{line} and {loss.extra_padded_fraction:.3%} more padded tokens than in one plan"
 
 
-def open_inputs(config: TrainConfig, on_other_data: OnOtherData | None) -> RunInputs:
+def open_inputs(
+    config: TrainConfig, on_other_data: OnOtherData | None, world_size: int = 1
+) -> RunInputs:
     """Open, check and plan.
 
     Args:
         config: The whole of best.yaml.
         on_other_data: Told when the data is not what was tuned, which is then accepted; None:
             that is refused.
+        world_size: Ranks that share the steps, >= 1.
 
     Raises:
         BadInputError: data and config do not fit together or cannot be read.
@@ -106,10 +115,11 @@ def open_inputs(config: TrainConfig, on_other_data: OnOtherData | None) -> RunIn
     lengths = training_part(every_row, config.evaluation)
     if is_other and on_other_data is not None:
         on_other_data(config, lengths)
-        assert config.provenance is not None
+    if config.provenance is not None and (is_other or world_size > 1):
+        # Rows spread over more ranks would fill batches of other sizes than were tuned.
         config = pin_shapes(config, config.provenance.shapes)
     config = resolve_boundaries(lengths, config)
-    plan = plan_batches(lengths, config)
+    plan = plan_batches(lengths, config, world_size=world_size)
     check_length(config.model, max(length for _, length in plan.shapes))
     has_evaluation = config.evaluation is not None
     return RunInputs(

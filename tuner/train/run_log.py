@@ -85,6 +85,7 @@ class RunLog:
         on_notice: Callable[[str], None] = lambda line: None,
         *,
         writes_events: bool = False,
+        writes: bool = True,
     ) -> None:
         """Open the files.
 
@@ -93,13 +94,14 @@ class RunLog:
             keep_steps: Records of later steps no longer hold; 0 for a new run.
             on_notice: Told the first slow steps.
             writes_events: Whether event files for TensorBoard are written.
+            writes: Whether any file is; of several ranks one does.
 
         Raises:
             BadInputError: the folder cannot be written.
         """
-        self._steps = RecordFile(folder / METRICS_FILE, keep_steps)
-        self._evaluations = RecordFile(folder / EVALUATION_FILE, keep_steps)
-        self._events = EventFile(folder, keep_steps) if writes_events else None
+        self._steps = RecordFile(folder / METRICS_FILE, keep_steps) if writes else None
+        self._evaluations = RecordFile(folder / EVALUATION_FILE, keep_steps) if writes else None
+        self._events = EventFile(folder, keep_steps) if writes and writes_events else None
         self._on_notice = on_notice
         self._times: StepTimes[Shape] = StepTimes()
         self._update_times: StepTimes[None] = StepTimes()
@@ -123,7 +125,8 @@ class RunLog:
             self._tell_slow(record, usual_s)
         self._is_after_pause = False
         self._add(record, usual_s)
-        self._steps.append(record)
+        if self._steps is not None:
+            self._steps.append(record)
         if self._events is not None:
             self._events.write(record.step, _scalars_of_step(record))
         return record
@@ -144,16 +147,16 @@ class RunLog:
             evaluation=record,
             evaluation_s=self._sums.evaluation_s + record.seconds,
         )
-        self._evaluations.append(record)
+        if self._evaluations is not None:
+            self._evaluations.append(record)
         if self._events is not None:
             self._events.write(record.step, _scalars_of_evaluation(record))
 
     def close(self) -> None:
         """Bring everything to the disk."""
-        self._steps.close()
-        self._evaluations.close()
-        if self._events is not None:
-            self._events.close()
+        for file in (self._steps, self._evaluations, self._events):
+            if file is not None:
+                file.close()
 
     def figures(self) -> StepFigures:
         """Sums over the steps of this process so far."""
