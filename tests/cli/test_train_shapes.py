@@ -26,18 +26,20 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder, factory):
-    plain = small_run(folder, factory, 4)
+def train(folder, factory, *more, out=None, module="broken_cells"):
+    out = out or factory
+    plain = small_run(folder, out, 4)
     plain["model"] = {
         "vocab_size": plain["model"]["vocab_size"],
-        "factory": f"broken_cells:{factory}",
+        "factory": f"{module}:{factory}",
     }
-    config = folder / f"{factory}.yaml"
+    config = folder / f"{out}.yaml"
     config.write_text(yaml.safe_dump(plain))
+    places = [str(CELLS), str(folder), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [sys.executable, "-m", "tuner.cli.train", "--config", str(config)],
+        [sys.executable, "-m", "tuner.cli.train", "--config", str(config), *more],
         capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{CELLS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
     )  # fmt: skip
 
 
@@ -56,3 +58,37 @@ def test_a_sound_cell_trains(folder):
     done = train(folder, "sound")
     assert done.returncode == 0, done.stderr
     assert not (folder / "sound" / "shape_error.txt").exists()
+
+
+@pytest.mark.slow
+def test_of_several_ranks_that_fail_of_the_same_the_first_explains(folder):
+    done = train(folder, "fixed_sizes", "--workers", "2", out="together")
+    out = folder / "together"
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("> 3.") == 1
+    assert "Traceback" not in done.stderr
+    assert (out / "shape_error.txt").stat().st_size > 500
+    assert not list((out / "ranks").glob("shape_error*"))
+
+
+BROKEN_ON_RANK_1 = """
+import os
+import broken_cells
+
+def cell(config, max_length):
+    is_broken = os.environ.get("RANK_ID") == "1"
+    make = broken_cells.fixed_sizes if is_broken else broken_cells.sound
+    return make(config, max_length)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_alone_explains_and_is_shown(folder):
+    (folder / "half_broken.py").write_text(BROKEN_ON_RANK_1)
+    done = train(folder, "cell", "--workers", "2", out="half", module="half_broken")
+    out = folder / "half"
+    assert done.returncode == 2, done.stderr
+    assert "varseq-train: rank 1: " in done.stderr
+    assert done.stderr.count("> 3.") == 1
+    assert not (out / "shape_error.txt").exists()
+    assert (out / "ranks" / "shape_error_00001.txt").stat().st_size > 500

@@ -127,7 +127,10 @@ def test_an_error_is_cut_to_what_it_says():
         (TypeError("For 'MatMulExt', the type of 'x2' should be same as 'x1'"), True),
         (RuntimeError("Unsupported op [Softmax] on CPU"), True),
         (BadInputError("shape", fix=""), True),
+        (RuntimeError("Launch kernel failed, name:Default/AllReduce-op0"), True),
+        (RuntimeError("EI0002: Notify wait timeout; HCCL_EXEC_TIMEOUT"), True),
+        (RuntimeError("For 'BroadcastTo', shape [3] is wrong: Default/BroadcastTo-op0"), False),
     ],
 )
-def test_memory_and_dtypes_are_no_matter_of_shapes(error, is_other):
+def test_memory_dtypes_and_lost_ranks_are_no_matter_of_shapes(error, is_other):
     assert is_no_shape_error(error) == is_other

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.train.msrun import (
-    CONNECT_TIMEOUT,
-    EXEC_TIMEOUT,
-    LaunchPlan,
-    free_port,
-    msrun_command,
-    msrun_environment,
-    timeouts,
-)
-from tuner.train.rank_files import RankFolder, RankStatus
+from tuner.train.msrun import LaunchPlan, free_port, msrun_command, msrun_environment
+from tuner.train.rank_files import RankFolder, RankStatus, last_lines
 
 
 @pytest.mark.mindspore
@@ -44,20 +36,8 @@ def test_ranks_of_a_machine():
     assert list(plan.local_ranks) == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    ("warm_up_s", "connect", "execute"),
-    [(None, "600", "1836"), (100.0, "900", "2136"), (1e6, "7200", "17340")],
-)
-def test_time_limits_follow_the_warm_up(warm_up_s, connect, execute):
-    assert timeouts(warm_up_s, {}) == {CONNECT_TIMEOUT: connect, EXEC_TIMEOUT: execute}
-
-
-def test_the_users_own_time_limits_stay():
-    assert timeouts(100.0, {CONNECT_TIMEOUT: "120"}) == {EXEC_TIMEOUT: "2136"}
-
-
 def test_levels_of_logs_and_the_python_of_the_ranks():
-    found = msrun_environment({"GLOG_v": "4", "PATH": "/bin", "HOME": "h"}, None)
+    found = msrun_environment({"GLOG_v": "4", "PATH": "/bin", "HOME": "h"})
     assert (found["GLOG_v"], found["VARSEQ_TUNER_LOG_LEVEL"]) == ("3", "4")
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/bin"]
     assert found["HOME"] == "h"
@@ -79,6 +59,7 @@ def test_files_of_ranks_come_back_and_half_a_file_is_none(tmp_path):
     file.write_text(file.read_text()[:20])
     assert folder.read(3) is None
     folder.log_of(3).write_text("\n".join(map(str, range(50))) + "\n\n")
-    assert folder.tail_of_log(3)[-2:] == ["48", "49"]
+    assert last_lines(folder.log_of(3))[-2:] == ["48", "49"]
+    folder.shape_error_of(3).write_text("all that was said")
     folder.remove(3)
     assert list(folder.path.iterdir()) == []

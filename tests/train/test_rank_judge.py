@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tuner.train.rank_files import RankStatus
-from tuner.train.rank_judge import LONG_STEPS, PATIENCE_S, STALL_S, RankJudge, Waiting
+from tuner.train.rank_judge import (
+    EXPLAIN_S,
+    LONG_STEPS,
+    PATIENCE_S,
+    STALL_S,
+    RankJudge,
+    Waiting,
+)
 
 
 def status(rank=1, **fields):
@@ -60,13 +67,25 @@ def test_long_steps_get_longer():
     assert second == LONG_STEPS * 15 + 1
 
 
-@pytest.mark.parametrize("place", ["warm-up", "evaluation", "save"])
+@pytest.mark.parametrize("place", ["warm-up", "plan", "evaluation", "save", "profile"])
 def test_there_is_patience_where_it_may_rightly_take_long(place):
     def at(second):
         return {1: status(beat=0, meetings=4, place=place)}
 
     second, _ = first_loss(at, waiting(), end_s=PATIENCE_S + 10)
     assert second == PATIENCE_S + 1
+
+
+def test_a_rank_that_fails_has_its_time_to_say_why():
+    """It fails when the others have waited for it for 50 s already."""
+
+    def at(second):
+        place = {"place": "failure", "detail": "ValueError: no", "marks": 5}
+        return {1: status(beat=second, meetings=4, **(place if second >= 50 else {"marks": 4}))}
+
+    second, words = first_loss(at, waiting())
+    assert second == 50 + EXPLAIN_S + 1
+    assert words == "rank 1 failed: ValueError: no (last seen: failure after step 12)"
 
 
 def test_a_bad_end_is_seen_at_once_and_a_good_one_is_none():

@@ -76,6 +76,34 @@ def test_others_are_waited_for_until_they_are_ready_and_the_first_to_its_end(tmp
     late.communicate(timeout=LIMIT_S)
 
 
+def test_who_fails_says_so_and_the_first_alone_finds_out_why(tmp_path):
+    folder = RankFolder(tmp_path)
+    first = start(
+        tmp_path, 0,
+        "watch.at('step', 12)\nassert watch.fail(ValueError('no  such\\nshape'))\n"
+        "time.sleep(5)\nwatch.end(2)",
+    )  # fmt: skip
+    while (status := folder.read(0)) is None or status.place != "failure":
+        assert first.poll() is None
+    assert (status.steps, status.detail) == (12, "ValueError: no such shape")
+    with RankWatch(folder, World(rank=1, size=2)) as watch:
+        assert not watch.fail(ValueError("no such shape"))
+        # It is let end first, though that takes longer than is usual.
+        watch.wait_for_first(0.1)
+        assert folder.read(0).exit_code == 2
+    first.communicate(timeout=LIMIT_S)
+
+
+def test_who_fails_alone_finds_out_why(tmp_path):
+    first = start(tmp_path, 0, "watch.at('step', 12)\ntime.sleep(600)")
+    try:
+        with RankWatch(RankFolder(tmp_path), World(rank=1, size=2)) as watch:
+            assert watch.fail(ValueError("no such shape"))
+    finally:
+        first.kill()
+        first.communicate()
+
+
 def test_a_stop_ends_the_waiting(tmp_path):
     folder = RankFolder(tmp_path)
     late = start(tmp_path, 0, "time.sleep(600)")

@@ -17,7 +17,7 @@ BATCH = random_batch(SHAPE, (8, 5, 2))
 
 
 def totals(ranks, loss_sum=1.5, stop=False):
-    return total_step(ranks, BATCH, loss_sum, step=7, stop_requested=stop)
+    return total_step(ranks, [BATCH], loss_sum, step=7, stop_requested=stop)
 
 
 def test_one_rank_is_its_own_total():
@@ -34,6 +34,20 @@ def test_everything_is_added_up_and_one_stop_is_enough():
         real_tokens=15 + 100 + 2**26 + 1,
         padded_tokens=72,
         stop_requested=True,
+    )
+
+
+def test_several_batches_of_a_rank_are_added_up_before():
+    found = total_step(
+        KnownRanks([[[7, 3, 8, 0.5, 10, 20, False]]]), [BATCH, BATCH], 1.5,
+        step=7, stop_requested=False,
+    )  # fmt: skip
+    assert found == StepTotals(
+        loss_sum=2.0,
+        label_tokens=24 + 10,
+        real_tokens=30 + 20,
+        padded_tokens=4 * 24,
+        stop_requested=False,
     )
 
 

@@ -10,7 +10,7 @@ from strategies import make_config, make_lengths
 from tuner.batching.plan import plan_batches
 from tuner.config.schema import TrainConfig
 from tuner.errors import BadInputError
-from tuner.train.provenance import check_resumable, deciding_fields
+from tuner.train.provenance import check_resumable, deciding_fields, planned_world_size
 from tuner.train.state import TrainState
 
 LENGTHS = make_lengths([5, 9, 3, 12, 7])
@@ -103,9 +103,29 @@ def test_every_field_of_a_config_decides_or_is_known_to_be_free():
     assert unread == {"evaluation", "device", "memory", "provenance"}
 
 
-def test_other_data_world_size_and_plan_are_refused():
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6, 12])
+def test_ranks_that_divide_the_plan_keep_it(num_ranks):
+    assert planned_world_size(state(world_size=12), num_ranks) == 12
+
+
+def test_a_new_run_is_planned_for_its_ranks():
+    assert planned_world_size(None, 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("planned", "num_ranks", "fix"),
+    [(6, 4, "go on with one of 1, 2, 3, 6, or"), (2, 3, "one of 1, 2, or"), (1, 2, "with 1, or")],
+)
+def test_ranks_that_do_not_divide_the_plan_are_refused(planned, num_ranks, fix):
+    with pytest.raises(BadInputError) as error:
+        planned_world_size(state(world_size=planned), num_ranks)
+    assert f"a run on {planned} devices, this one has {num_ranks}" in str(error.value)
+    assert fix in str(error.value)
+
+
+def test_other_data_and_another_plan_are_refused():
     now = state()
     line = refusal(state(data_fingerprint="e" * 64), now)
     assert "other data (fingerprint eeeeeeeeeeee, rows.mindrecord has dddddddddddd)" in line
-    assert "a run on 2 devices, this one has 1" in refusal(state(world_size=2), now)
+
     assert "another plan of the same data" in refusal(state(plan_fingerprint="f" * 64), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -27,12 +28,12 @@ def tuned(step_s=(0.5, 0.2)):
     )  # fmt: skip
 
 
-def summary_of(tmp_path, steps, provenance=None):
+def summary_of(tmp_path, steps, provenance=None, run=RUN):
     log = RunLog(tmp_path, 0)
     for number, (shape, changes) in enumerate(steps, start=1):
         log.append(record(number, shape, **changes))
     log.close()
-    return sum_up(log.figures(), RUN, provenance)
+    return sum_up(log.figures(), run, provenance)
 
 
 def checks(summary):
@@ -51,6 +52,13 @@ def test_shapes_stand_beside_what_the_study_said(tmp_path):
     # Of just these steps, without the updates: 3 * 0.5 + 2 * 0.2 and 3 * 0.75 + 2 * 0.1.
     assert summary.predicted_step_s == pytest.approx(1.9)
     assert summary.observed_step_s == pytest.approx(2.45)
+
+
+def test_a_process_that_takes_several_batches_a_step_is_predicted_so(tmp_path):
+    run = dataclasses.replace(RUN, batches_per_step=3)
+    summary = summary_of(tmp_path, [((2, 32), {"step_s": 1.5})] * 2, tuned(), run)
+    assert (summary.shapes[0].predicted_step_s, summary.shapes[0].ratio) == (1.5, 1.0)
+    assert summary.predicted_step_s == 3.0
 
 
 def test_what_the_study_did_not_say_is_left_open(tmp_path):

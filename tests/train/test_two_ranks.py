@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from launched_case import (
     LIMIT_S,
     Launched,
     can_bind,
+    last_step,
     records,
     saved,
     trained_in_one_process,
@@ -18,6 +21,8 @@ from launched_case import (
 from run_case import write_counting_rows
 
 from tuner.config.codec import load_config
+from tuner.train.msrun import free_port
+from tuner.train.rank_judge import STALL_S
 
 pytestmark = [pytest.mark.mindspore, pytest.mark.timeout(4 * LIMIT_S)]
 
@@ -35,18 +40,22 @@ def train_and_compare(folder, out, workers, device, **changes):
         output = run.output
         assert run.leftovers() == []
         assert all(map(can_bind, ports))
-    lines = records(folder / out)
+    assert_trained_as_one_process(config, folder / out, workers, device)
+    return output
+
+
+def assert_trained_as_one_process(config, out, world_size, device):
+    lines = records(out)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     weights, losses, real_tokens = trained_in_one_process(
-        load_config(str(config)), workers, STEPS, device
+        load_config(str(config)), world_size, STEPS, device
     )
-    found = saved(folder / out, STEPS)
+    found = saved(out, STEPS)
     for name, value in weights.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6, err_msg=name)
     np.testing.assert_allclose([line["loss"] for line in lines], losses, rtol=1e-5)
     assert sum(line["real_tokens"] for line in lines) == real_tokens
     assert {line["recompiles"] for line in lines} == {0}
-    return output
 
 
 def test_two_ranks_train_what_one_process_does(tmp_path, device):
@@ -77,3 +86,70 @@ def test_rows_that_divide_by_nothing_hang_nobody(tmp_path, device, workers):
         tmp_path, "skewed", workers, device,
         batching={"num_buckets": 4, "tokens_per_batch": 80, "align": 4},
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(2, 1), (2, 1, 2), (4, 2)], ids=str)
+def test_fewer_ranks_go_on_with_the_plan_of_more(tmp_path, device, numbers):
+    """Stopped and taken up by another number of ranks each time, at any step of a window."""
+    write_counting_rows(tmp_path / "data.mindrecord", 121, (3, 17))
+    config, out = write_config(tmp_path, "run"), tmp_path / "run"
+    for part, workers in enumerate(numbers):
+        more = ["--resume"] if part else []
+        with Launched(config, out, workers, *more) as run:
+            is_last = part == len(numbers) - 1
+            if not is_last:
+                run.until(lambda steps=7 + 8 * part: last_step(out) >= steps)
+                run.process.send_signal(signal.SIGTERM)
+            assert run.wait(3 * LIMIT_S) == (0 if is_last else 143), run.tails()
+            takes_several = numbers[0] > workers
+            assert (f"planned for {numbers[0]} devices" in run.output) == takes_several
+    assert_trained_as_one_process(config, out, numbers[0], device)
+
+
+@pytest.mark.slow
+def test_of_a_profile_there_is_one(tmp_path):
+    write_counting_rows(tmp_path / "data.mindrecord", 61, (3, 17))
+    out = tmp_path / "profiled"
+    config = write_config(tmp_path, "profiled", train={"max_steps": 6})
+    with Launched(config, out, 2, "--profile", "2") as run:
+        assert run.wait(3 * LIMIT_S) == 0, run.tails()
+        assert run.output.count("profile of 2 steps: ") == 1
+        assert "profile" not in run.folder.log_of(1).read_text()
+    assert list((out / "profile").rglob("*.csv"))
+
+
+def on_two_machines(config, out):
+    """Two launchers of one rank each, as of two machines that share train.out."""
+    more = ["--nodes", "2", "--master", f"127.0.0.1:{free_port()}", "--node-rank"]
+    return Launched(config, out, 1, *more, "0"), Launched(config, out, 1, *more, "1")
+
+
+@pytest.mark.slow
+def test_two_launchers_train_together(tmp_path, device):
+    write_counting_rows(tmp_path / "data.mindrecord", 61, (3, 17))
+    config, out = write_config(tmp_path, "nodes"), tmp_path / "nodes"
+    first, second = on_two_machines(config, out)
+    with first, second:
+        assert first.wait(3 * LIMIT_S) == 0, first.tails()
+        assert second.wait() == 0, second.tails()
+        assert first.leftovers() == second.leftovers() == []
+    assert_trained_as_one_process(config, out, 2, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_killed_on_another_machine_is_known_at_once(tmp_path, killed):
+    write_counting_rows(tmp_path / "data.mindrecord", 61, (3, 17))
+    config = write_config(tmp_path, "nodes", train={"epochs": 400, "max_steps": 400})
+    out = tmp_path / "nodes"
+    first, second = runs = on_two_machines(config, out)
+    with first, second:
+        first.until(lambda: last_step(out) >= 7)
+        second.look()
+        os.kill(runs[killed].status(killed).pid, signal.SIGKILL)
+        for run in runs:
+            assert run.wait(STALL_S / 2) == 3, run.tails()
+            assert run.leftovers() == []
+        assert f"rank {killed} died" in runs[killed].output
+        assert f"rank {killed} ended: died" in runs[1 - killed].output

@@ -191,7 +191,7 @@ def _run(
             on_other_data=_tell_drift(options.config, view.notice)
             if options.accept_data
             else None,
-            on_failure=_explain_to(view.notice),
+            on_failure=_explain_to(view.notice, _shape_error_file(config, together)),
             profile_steps=options.profile,
         )
         try:
@@ -235,7 +235,14 @@ def _tell_end(config: TrainConfig, report: RunReport, stop: StopRequest) -> int:
     return 0
 
 
-def _explain_to(notice: Callable[[str], None]) -> OnFailure:
+def _shape_error_file(config: TrainConfig, together: RankWatch | None) -> Path:
+    """In train.out, where of several ranks the first alone writes; others have their own."""
+    if together is None or together.world.is_first:
+        return Path(config.train.out) / SHAPE_ERROR_FILE
+    return together.folder.shape_error_of(together.world.rank)
+
+
+def _explain_to(notice: Callable[[str], None], file: Path) -> OnFailure:
     """What is told of an error about shapes; MindSpore's own text goes to a file."""
 
     def tell(error: Exception, model: Any, config: TrainConfig, batch: Batch) -> None:
@@ -246,7 +253,6 @@ def _explain_to(notice: Callable[[str], None]) -> OnFailure:
         explanation = explain_failure(error, model, config, batch)
         if explanation is None:
             return
-        file = Path(config.train.out) / SHAPE_ERROR_FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         write_raw(explanation, file)
         for line in explanation.lines(file):

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,15 +89,7 @@ def launch_workers(
         master=master,
         port=port,
     )
-    tuned = config.provenance
-    prediction = tuned.prediction if tuned else None
-    return launch(
-        plan,
-        RankFolder(Path(config.train.out)),
-        arguments,
-        warm_up_s=prediction.estimated_compile_s if prediction else None,
-        show=_show,
-    )
+    return launch(plan, RankFolder(Path(config.train.out)), arguments, show=_show)
 
 
 def run_scheduler() -> int:
@@ -127,6 +119,8 @@ def run_as_rank(
     from tuner.train.rank_files import RankFolder
     from tuner.train.rank_watch import RankWatch
 
+    for name, value in time_limits(config).items():
+        os.environ.setdefault(name, value)
     with RankWatch(RankFolder(Path(config.train.out)), world) as watch:
         code, message = _run_and_tell(command_name, watch, run)
         sys.stdout.flush()
@@ -141,10 +135,26 @@ def run_as_rank(
     return 0
 
 
+def time_limits(config: TrainConfig) -> Mapping[str, str]:
+    """How long HCCL waits for ranks, by name of its variable.
+
+    MindSpore reads them when ranks meet. From the documentation, not run.
+
+    Args:
+        config: A tuned one says how long its warm-up takes.
+    """
+    from tuner.simulate.warm_up_time import choose_timeouts
+
+    tuned = config.provenance
+    return choose_timeouts(tuned.prediction.estimated_compile_s if tuned else 0.0).variables
+
+
 def _run_and_tell(
     command_name: str, watch: RankWatch, run: Callable[[RankWatch], int]
 ) -> tuple[int, str]:
     """The exit code, and a line about it if there is one."""
+    from tuner.train.rank_watch import in_a_line
+
     try:
         return run(watch), ""
     except BadInputError as error:
@@ -152,7 +162,7 @@ def _run_and_tell(
         return EXIT_BAD_INPUT, str(error)
     except Exception as error:
         traceback.print_exc()
-        return EXIT_BUG, " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return EXIT_BUG, in_a_line(error)
 
 
 def _address(parser: argparse.ArgumentParser, text: str) -> None:

@@ -31,6 +31,12 @@ DTYPE_TEXT = re.compile(
 )
 """What MindSpore says of dtypes; InferType stands in the call stack below its message."""
 
+COLLECTIVE_TEXT = re.compile(
+    r"\b(hccl|mccl|hcom)|\bE[IJ]\d{4}\b|\b(AllReduce|AllGather|ReduceScatter)-op", re.IGNORECASE
+)
+"""What MindSpore says where ranks do not come together: HCCL's codes are EI and EJ (from the
+documentation, not run); an AllReduce of CPU whose other rank is gone fails to launch (2.10)."""
+
 BROKEN = {
     "fixed-length": (
         "a size that belongs to one batch shape is written into the model",
@@ -69,11 +75,15 @@ def find_faults(traces: Sequence[ShapeTrace], vocab_size: int) -> list[Finding]:
 
 
 def is_no_shape_error(error: BaseException) -> bool:
-    """Whether an error says itself that it is about something else: memory, dtypes, input."""
+    """Whether an error says itself that it is about something else.
+
+    That is memory, dtypes, input, or other ranks that do not answer.
+    """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, (TypeError, AttributeError, NameError, KeyError, BadInputError)):
         return True
-    return bool(re.search(OUT_OF_MEMORY_TEXT, text) or DTYPE_TEXT.search(text))
+    others = (DTYPE_TEXT, COLLECTIVE_TEXT)
+    return bool(re.search(OUT_OF_MEMORY_TEXT, text) or any(one.search(text) for one in others))
 
 
 def _past_tables(traces: Sequence[ShapeTrace]) -> list[Finding]:

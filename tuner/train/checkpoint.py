@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from numpy.typing import NDArray
 from tuner.config.codec import write_text
 from tuner.errors import BadInputError
 from tuner.train.checksum import file_sha256
-from tuner.train.rank_names import is_of_other_rank, name_of_rank
+from tuner.train.rank_names import take_own
 from tuner.train.state import SavedState, TrainState, format_saved, parse_saved
 from tuner.train.tensor_file import read_tensors, sync_folder, write_tensors
+from tuner.train.world import ALONE, World
 
 PARAMETERS_FILE = "parameters.safetensors"
 STATE_FILE = "state.json"
@@ -111,19 +113,26 @@ class CheckpointFolder:
         return final
 
     def load_newest(
-        self, parameters: Sequence[Parameter], notice: Notice, rank: int = 0
+        self,
+        parameters: Sequence[Parameter],
+        notice: Notice,
+        world: World = ALONE,
+        own: Collection[str] = (),
     ) -> TrainState:
         """Load the checkpoint that `latest` names, else the newest that is whole.
 
         Args:
             parameters: The same parameters that were saved.
             notice: Told about everything that had to be passed over.
-            rank: Whose; what a rank has not of its own is that of the first.
+            world: Who loads it.
+            own: Names of what every rank has of its own, as `take_own` takes them; of all others
+                there is one for all ranks.
 
         Raises:
             BadInputError: there is none, or none that is whole.
         """
-        return self._load_first(self._newest_first(notice), parameters, notice, rank)
+        load = partial(_load, parameters=parameters, world=world, own=own)
+        return self._load_first(self._newest_first(notice), load, notice)
 
     def load_best(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:
         """Load the whole checkpoint of the lowest evaluation loss, of equal ones the first.
@@ -131,7 +140,8 @@ class CheckpointFolder:
         Raises:
             BadInputError: none that was evaluated is whole.
         """
-        return self._load_first(self._best_first(), parameters, notice)
+        load = partial(_load, parameters=parameters, world=ALONE, own=())
+        return self._load_first(self._best_first(), load, notice)
 
     def newest_state(self, notice: Notice) -> TrainState | None:
         """The state that `load_newest` would go on from; None if there is none.
@@ -168,17 +178,13 @@ class CheckpointFolder:
         return worst is None or evaluation_loss < worst
 
     def _load_first(
-        self,
-        folders: Sequence[Path],
-        parameters: Sequence[Parameter],
-        notice: Notice,
-        rank: int = 0,
+        self, folders: Sequence[Path], load: Callable[[Path], None], notice: Notice
     ) -> TrainState:
         for folder in folders:
             try:
                 saved = _read_saved(folder)
                 _check_parameters(folder, saved)
-                _load(folder, parameters, rank)
+                load(folder)
             except UNREADABLE as error:
                 notice(_passed_over(folder, error))
                 continue
@@ -259,10 +265,10 @@ def _check_parameters(folder: Path, saved: SavedState) -> None:
         raise ValueError(f"{PARAMETERS_FILE} does not match its checksum")
 
 
-def _load(folder: Path, parameters: Sequence[Parameter], rank: int) -> None:
-    stored = read_tensors(folder / PARAMETERS_FILE)
-    loaded = {name: stored[name] for name in stored if not is_of_other_rank(name)}
-    loaded |= {name: stored[own] for name in loaded if (own := name_of_rank(name, rank)) in stored}
+def _load(
+    folder: Path, parameters: Sequence[Parameter], world: World, own: Collection[str]
+) -> None:
+    loaded = take_own(read_tensors(folder / PARAMETERS_FILE), world, own)
     wanted = {parameter.name for parameter in parameters}
     if set(loaded) != wanted:
         raise ValueError(f"its parameters differ: {sorted(set(loaded) ^ wanted)[:3]}")

@@ -15,6 +15,7 @@ Shapes: W ranks, K numbers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -26,10 +27,11 @@ from mindspore.communication import get_group_size, get_rank, init
 from numpy.typing import NDArray
 
 from tuner.errors import BadInputError
+from tuner.train.device import ASCEND, Device
 from tuner.train.engine import Engine
 from tuner.train.rank_names import name_of_rank
 from tuner.train.ranks import Numbers
-from tuner.train.world import World
+from tuner.train.world import ROLE_VARIABLE, World
 
 PIECES = 3
 """float32 numbers that hold a float64."""
@@ -45,12 +47,19 @@ class Signs(Protocol):
         """A block in which this rank waits for the others."""
 
 
-def join(world: World) -> None:
-    """Meet the other ranks; the device is open, and no tensor was made yet.
+def join(world: World, device: Device) -> None:
+    """Meet the other ranks; no tensor was made yet.
 
     Raises:
-        BadInputError: those that met are not those that the launcher told of.
+        BadInputError: the launcher is for Ascend alone, or those that met are not those that it
+            told of.
     """
+    if device.name != ASCEND and ROLE_VARIABLE not in os.environ:
+        # Elsewhere `init` asks the scheduler of msrun, which is not there (2.10).
+        raise BadInputError(
+            "mpirun and rank tables bring ranks together on Ascend only",
+            fix="give --workers, or start it within msrun",
+        )
     init()
     met = World(rank=get_rank(), size=get_group_size(), local_rank=world.local_rank)
     if met != world:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import re
 import signal
@@ -18,13 +19,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from tuner.errors import BadInputError
 from tuner.train.msrun import LaunchPlan, free_port, msrun_command, msrun_environment, python_name
-from tuner.train.rank_files import MSRUN_LOG, SCHEDULER_LOG, RankFolder, RankStatus, last_lines
+from tuner.train.rank_files import SCHEDULER_LOG, RankFolder, RankStatus, last_lines
 from tuner.train.rank_judge import Lost, RankJudge
 from tuner.train.rank_watch import EXIT_LOST, LAUNCHER_VARIABLE
 
@@ -45,7 +47,6 @@ def launch(
     folder: RankFolder,
     arguments: Sequence[str],
     *,
-    warm_up_s: float | None,
     show: Callable[[str], None],
 ) -> int:
     """Run varseq-train on every rank of this machine until all have ended.
@@ -54,7 +55,6 @@ def launch(
         plan: The ranks.
         folder: Their files.
         arguments: Of varseq-train.
-        warm_up_s: Predicted seconds of the warm-up; None: not known.
         show: Given what the first rank of this machine prints, and lines about the end.
 
     Returns:
@@ -73,10 +73,10 @@ def launch(
             fix="choose a train.out that can be written",
         ) from None
     _adopt_orphans()
-    environment = msrun_environment(os.environ, warm_up_s)
+    environment = msrun_environment(os.environ)
     program = [python_name(), "-m", "tuner.cli.train", *arguments]
     command = msrun_command(plan, plan.port or free_port(), folder.path, program)
-    with _signals() as received, (folder.path / MSRUN_LOG).open("wb") as log:
+    with _signals() as received, folder.msrun_log_of(plan.node_rank).open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -186,17 +186,22 @@ class _Launched:
         first = min(bad, key=lambda status: status.rank)
         code = first.exit_code or EXIT_LOST
         if first.rank != self._plan.local_ranks[0]:
-            self._show(
-                f"varseq-train: rank {first.rank}: {first.message or f'exit code {code}'}\n"
-            )
+            message = first.message or f"exit code {code}"
+            self._show(f"varseq-train: rank {first.rank}: {message}\n")
+            # The lines before its last one may say more, as of shapes that do not fit.
+            self._show_tail(self._folder.log_of(first.rank), without=message)
         return 128 + received[0] if received and code > 128 else code
 
     def _tell_lost(self) -> None:
         reason, rank = self._why()
         self._show(f"varseq-train: error: {reason}; all ranks were ended, go on with --resume\n")
-        logs = [self._folder.path / SCHEDULER_LOG, self._folder.path / MSRUN_LOG]
+        logs = [self._folder.path / SCHEDULER_LOG, self._msrun_log]
         for log in logs if rank is None else [self._folder.log_of(rank)]:
-            self._show("".join(f"  {log.name}: {line}\n" for line in last_lines(log)))
+            self._show_tail(log)
+
+    def _show_tail(self, log: Path, without: str | None = None) -> None:
+        lines = [line for line in last_lines(log) if without is None or without not in line]
+        self._show("".join(f"  {log.name}: {line}\n" for line in lines))
 
     def _why(self) -> tuple[str, int | None]:
         """What went wrong, and the rank whose log may say more."""
@@ -204,8 +209,9 @@ class _Launched:
             return str(self._lost), self._lost.status.rank
         dead = self._first_dead()
         for status in self._known():
-            if status.exit_code == EXIT_LOST:
-                return status.message, self._lost.status.rank if self._lost else None
+            lost_rank = self._lost.status.rank if self._lost else None
+            if status.exit_code == EXIT_LOST and status.rank != lost_rank:
+                return status.message, lost_rank
             if dead is not None and status.pid == dead[0]:
                 code = dead[1]
                 how = f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -216,7 +222,7 @@ class _Launched:
 
     def _first_dead(self) -> tuple[int, int] | None:
         """Process id and exit code of the rank for which msrun has ended the others."""
-        text = "\n".join(last_lines(self._folder.path / MSRUN_LOG))
+        text = "\n".join(last_lines(self._msrun_log))
         found = re.search(r"process (\d+) exit with exception. Error code: (-?\d+)", text)
         return None if found is None else (int(found[1]), int(found[2]))
 
@@ -227,6 +233,7 @@ class _Launched:
         for status in dead:
             if status.exit_code is None and self._lost is None:
                 self._lost = Lost(status=status, reason=DIED)
+                self._tell_machines(status)
         judged = self._judge.look(time.monotonic(), self._statuses())
         if judged is not None and self._lost is None and judged.status.exit_code is None:
             self._lost = judged
@@ -236,6 +243,16 @@ class _Launched:
             or len(dead) == self._plan.workers
             or self._first_dead() is not None
         )
+
+    def _tell_machines(self, dead: RankStatus) -> None:
+        """Other machines see the files of a rank only; it cannot write them any more."""
+        if self._plan.nodes > 1:
+            with contextlib.suppress(OSError):
+                self._folder.write(dataclasses.replace(dead, exit_code=EXIT_LOST, message=DIED))
+
+    @property
+    def _msrun_log(self) -> Path:
+        return self._folder.msrun_log_of(self._plan.node_rank)
 
     def _statuses(self) -> dict[int, RankStatus | None]:
         return {rank: self._folder.read(rank) for rank in self._plan.local_ranks}

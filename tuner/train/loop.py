@@ -5,7 +5,9 @@ A window without any label skips its update and changes no state. Between two st
 order: the record, an evaluation if one is due, a checkpoint if one is due.
 
 Several ranks take the same steps in the same shapes, each with rows of its own. What a step comes
-to is added up over all of them, so that they decide alike; the first alone writes files.
+to is added up over all of them, so that they decide alike; the first alone writes files. Where a
+run goes on with fewer of them than its plan is for, each takes the batches of several in a step,
+one after another.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from tuner.batching.grouping import Shape
-from tuner.batching.plan import EpochPlan, plan_batches
+from tuner.batching.plan import EpochPlan, PlannedBatch, plan_batches
 from tuner.batching.windows import update_after_step
 from tuner.config.schema import TrainConfig
 from tuner.data.lengths import Lengths
@@ -118,11 +120,13 @@ class Loop:
         Args:
             parts: What to work with.
             state: Where to go on.
-            plan: Of any epoch; all have as many steps and real tokens.
+            plan: Of any epoch; all have as many steps and real tokens. The ranks that it is for
+                are a multiple of those that there are.
         """
         config = parts.config
         self._parts = parts
         self.state = state
+        self._world_size = plan.world_size
         self._total_steps = total_steps(config, plan.num_steps)
         self._total_progress = (
             self._total_steps
@@ -155,11 +159,12 @@ class Loop:
         return self.state
 
     def _plan_of_epoch(self) -> EpochPlan:
+        self._parts.ranks.at("plan", self.state.steps)
         return plan_batches(
             self._parts.lengths,
             self._parts.config,
             epoch=self.state.epoch,
-            world_size=self._parts.ranks.world.size,
+            world_size=self._world_size,
         )
 
     def _is_over(self) -> bool:
@@ -175,50 +180,65 @@ class Loop:
         config = self._parts.config
         first = self.state.step_in_epoch
         last = min(plan.num_steps, first + self._total_steps - self.state.steps)
-        own = plan.steps_of_rank(self._parts.ranks.world.rank, first)
-        steps = itertools.islice(own, last - first)
+        own = itertools.islice(self._own_steps(plan, first), last - first)
+        steps = itertools.chain.from_iterable(own)
         ends_window = update_after_step(
             plan.real_tokens, config.train.tokens_per_update, config.train.steps_per_update
         )
         batches = read_batches(self._parts.dataset, steps, config, self._parts.on_notice)
+        taken_in_step = plan.world_size // self._parts.ranks.world.size
         with read_ahead(batches, config.data.read_ahead_batches) as ready:
-            for step_in_epoch, (batch, wait_s) in enumerate(_with_wait(ready), start=first):
-                self._run_step(batch, wait_s, bool(ends_window[step_in_epoch]), plan.num_steps)
+            steps_with_wait = _with_wait(ready, taken_in_step)
+            for step_in_epoch, (taken, wait_s) in enumerate(steps_with_wait, start=first):
+                self._run_step(taken, wait_s, bool(ends_window[step_in_epoch]), plan.num_steps)
                 if self._is_stopping():
                     return
 
-    def _run_step(self, batch: Batch, wait_s: float, ends_window: bool, num_steps: int) -> None:
+    def _own_steps(self, plan: EpochPlan, first: int) -> Iterator[tuple[PlannedBatch, ...]]:
+        """The batches of this rank, step by step."""
+        world = self._parts.ranks.world
+        places = range(world.rank, plan.world_size, world.size)
+        return zip(*(plan.steps_of_rank(place, first) for place in places), strict=True)
+
+    def _run_step(
+        self, batches: Sequence[Batch], wait_s: float, ends_window: bool, num_steps: int
+    ) -> None:
         self._writer.raise_failure()
         self._parts.ranks.at("step", self.state.steps)
         engine = self._parts.engine
         engine.recompiles.step = self.state.steps + 1
-        self._first_batches.check(batch)
+        for batch in batches:
+            self._first_batches.check(batch)
+        shape = batches[0].shape
         profiler = self._parts.profiler
         if profiler is not None:
             profiler.before_step()
         started = time.perf_counter()
-        totals = self._totals(batch, engine.run_step(batch))
+        totals = self._totals(batches, sum(map(engine.run_step, batches)))
         state = self._state_after(totals, num_steps)
         if not math.isfinite(totals.loss_sum):
-            raise self._diverged(state, batch, f"the loss is {totals.loss_sum}")
+            raise self._diverged(state, shape, f"the loss is {totals.loss_sum}")
         updating = time.perf_counter()
         update = self._update(state) if ends_window else None
         if update is not None:
-            state = self._state_after_update(state, batch, update)
+            state = self._state_after_update(state, shape, update)
         update_s = time.perf_counter() - updating if ends_window else 0.0
         seconds = _Seconds(time.perf_counter() - started, wait_s, update_s)
         if profiler is not None:
+            # On Ascend what was collected is analysed here: minutes in which others wait.
+            self._parts.ranks.at("profile", state.steps)
             profiler.after_step()
+            self._parts.ranks.at("step", state.steps)
         before, self.state = self.state, state
-        self._tell(self._record(batch, totals, update, before, seconds))
+        self._tell(self._record(shape, totals, update, before, seconds))
         self._evaluate_if_due(ends_window)
         if state.steps - self._last_save >= self._parts.config.train.checkpoint_every_steps:
             self._save()
 
-    def _totals(self, batch: Batch, loss_sum: float) -> StepTotals:
+    def _totals(self, batches: Sequence[Batch], loss_sum: float) -> StepTotals:
         totals = total_step(
             self._parts.ranks,
-            batch,
+            batches,
             loss_sum,
             step=self.state.steps + 1,
             stop_requested=self._parts.stop_requested(),
@@ -264,27 +284,27 @@ class Loop:
             padded_tokens=before.padded_tokens + totals.padded_tokens,
         )
 
-    def _state_after_update(self, state: TrainState, batch: Batch, update: _Update) -> TrainState:
+    def _state_after_update(self, state: TrainState, shape: Shape, update: _Update) -> TrainState:
         loss_scale = self._parts.engine.loss_scale
         state = dataclasses.replace(state, window_label_tokens=0, loss_scale=loss_scale)
         if not update.is_skipped or loss_scale is None:
             if not math.isfinite(update.grad_norm):
-                raise self._diverged(state, batch, f"the gradient norm is {update.grad_norm}")
+                raise self._diverged(state, shape, f"the gradient norm is {update.grad_norm}")
             norms = norms_after(state.norms, update.grad_norm, self._parts.config.train)
             return dataclasses.replace(state, updates=state.updates + 1, norms=norms)
         if loss_scale.scale < LEAST_SCALE:
             problem = f"the gradients overflow fp16 at any loss scale down to {LEAST_SCALE:g}"
-            raise self._diverged(state, batch, problem)
+            raise self._diverged(state, shape, problem)
         self._parts.on_notice(
             f"step {state.steps}: the gradients overflow fp16; update skipped, loss scale now "
             f"{loss_scale.scale:g}"
         )
         return dataclasses.replace(state, skipped_updates=state.skipped_updates + 1)
 
-    def _diverged(self, state: TrainState, batch: Batch, problem: str) -> DivergedError:
+    def _diverged(self, state: TrainState, shape: Shape, problem: str) -> DivergedError:
         is_first = self._parts.ranks.world.is_first
         saved_steps = self._writer.last_saved_steps() if is_first else self._last_save
-        return DivergedError(state.steps, batch.shape, problem, saved_steps)
+        return DivergedError(state.steps, shape, problem, saved_steps)
 
     def _update(self, state: TrainState) -> _Update | None:
         """Update from the window's gradients; None if the window holds no label."""
@@ -311,13 +331,13 @@ class Loop:
 
     def _record(
         self,
-        batch: Batch,
+        shape: Shape,
         totals: StepTotals,
         update: _Update | None,
         before: TrainState,
         seconds: _Seconds,
     ) -> StepRecord:
-        size, length = batch.shape
+        size, length = shape
         made = None if update is None or update.is_skipped else update
         recompiles = self._parts.engine.recompiles
         return StepRecord(
@@ -366,11 +386,13 @@ def run_folder(config: TrainConfig) -> Path:
     return Path(config.train.out)
 
 
-def _with_wait(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Batches with the seconds that the loop waited for each."""
+def _with_wait(
+    batches: Iterator[Batch], taken_in_step: int
+) -> Iterator[tuple[tuple[Batch, ...], float]]:
+    """The batches of each step with the seconds that the loop waited for them."""
     while True:
         started = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
+        taken = tuple(itertools.islice(batches, taken_in_step))
+        if not taken:
             return
-        yield batch, time.perf_counter() - started
+        yield taken, time.perf_counter() - started

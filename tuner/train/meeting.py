@@ -47,7 +47,7 @@ def meet(
             f"cannot write {watch.folder.path}: {error.strerror or error}",
             fix="choose a train.out that can be written",
         ) from None
-    join(watch.world)
+    join(watch.world, device)
     watch.met()
     check_files(watch.folder, watch.world.size)
     return values

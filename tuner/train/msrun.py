@@ -15,12 +15,6 @@ LOOPBACK = "127.0.0.1"
 MEET_S = 600
 """Seconds in which all ranks of all machines must have started."""
 
-CONNECT_TIMEOUT, EXEC_TIMEOUT = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
-CONNECT_LIMITS_S = (600, 7200)
-EXEC_LIMITS_S = (1836, 17340)
-"""Least and largest seconds; the least are the defaults of MindSpore 2.10 and of CANN 8, the
-largest what CANN takes. From the documentation, not run."""
-
 MSRUN_LOG_LEVEL = "3"
 """Of GLOG_v: errors, among them which rank has ended."""
 
@@ -86,24 +80,6 @@ def msrun_command(
     ]
 
 
-def timeouts(warm_up_s: float | None, given: Mapping[str, str]) -> dict[str, str]:
-    """Time limits of HCCL, so that a slow compile is not taken for a lost rank.
-
-    From the documentation, not run. 0 is never set, since it does not mean what it says.
-
-    Args:
-        warm_up_s: As it was predicted; None: not known.
-        given: The environment; what the user has set there stays.
-    """
-    limits = {CONNECT_TIMEOUT: CONNECT_LIMITS_S, EXEC_TIMEOUT: EXEC_LIMITS_S}
-    return {
-        # Compiles of several processes on one machine, or of a cold cache, take longer.
-        name: str(int(min(most, least + 3 * (warm_up_s or 0.0))))
-        for name, (least, most) in limits.items()
-        if name not in given
-    }
-
-
 def free_port() -> int:
     """A port of the loopback that nobody listens on now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -111,18 +87,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def msrun_environment(given: Mapping[str, str], warm_up_s: float | None) -> dict[str, str]:
+def msrun_environment(given: Mapping[str, str]) -> dict[str, str]:
     """What msrun and its ranks find in their environment.
 
     Args:
         given: Of this process, with GLOG_v.
-        warm_up_s: As `timeouts` takes it.
     """
     # msrun takes `python` from the PATH, whatever it runs in itself.
     places = [str(Path(sys.executable).parent), given.get("PATH", os.defpath)]
     return {
         **given,
-        **timeouts(warm_up_s, given),
         RANK_LOG_LEVEL: given["GLOG_v"],
         "GLOG_v": MSRUN_LOG_LEVEL,
         "PATH": os.pathsep.join(places),

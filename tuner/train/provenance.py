@@ -126,8 +126,35 @@ def deciding_fields(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return sections
 
 
+def planned_world_size(saved: TrainState | None, num_ranks: int) -> int:
+    """Ranks that the plan of a run is for: all that train it, or more where fewer go on with it.
+
+    Who is batched with whom follows from that number, so a run keeps it. Fewer ranks that divide
+    it take the batches of several each, in the same steps, shapes and updates.
+
+    Args:
+        saved: What the run goes on from; None: it starts.
+        num_ranks: That train it now.
+
+    Raises:
+        BadInputError: they cannot share the batches of a step evenly.
+    """
+    if saved is None:
+        return num_ranks
+    if saved.world_size % num_ranks:
+        fitting = [n for n in range(1, saved.world_size + 1) if not saved.world_size % n]
+        numbers = ", ".join(map(str, fitting))
+        raise BadInputError(
+            f"the checkpoint belongs to a run on {saved.world_size} devices, this one has "
+            f"{num_ranks}, which cannot share its batches evenly",
+            fix=f"go on with {numbers if len(fitting) < 2 else f'one of {numbers}'}, or give "
+            "another train.out to start over",
+        )
+    return saved.world_size
+
+
 def check_resumable(saved: TrainState, now: TrainState, data_path: str) -> None:
-    """Refuse to go on with other data, another world size, config or plan than the checkpoint's.
+    """Refuse to go on with other data, config or plan than the checkpoint's.
 
     Args:
         saved: The checkpoint's.
@@ -142,12 +169,6 @@ def check_resumable(saved: TrainState, now: TrainState, data_path: str) -> None:
             f"the checkpoint belongs to other data (fingerprint {saved.data_fingerprint[:12]}, "
             f"{data_path} has {now.data_fingerprint[:12]})",
             fix="give the same data, or another train.out to start over",
-        )
-    if saved.world_size != now.world_size:
-        raise BadInputError(
-            f"the checkpoint belongs to a run on {saved.world_size} devices, this one has "
-            f"{now.world_size}",
-            fix="go on with as many, or give another train.out to start over",
         )
     differences = _differences(saved.config, now.config)
     if differences:

@@ -1,7 +1,8 @@
 """What the ranks of a run tell each other by files in train.out/ranks, which all of them share.
 
-One writer for each file, and every file is replaced as a whole. A rank writes its status before it
-meets the others, so once they have met, no file is of an earlier run.
+One writer for each file, and every file is replaced as a whole; of a rank that died, its launcher
+writes the end. A rank writes its status before it meets the others, so once they have met, no file
+is of an earlier run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "ranks"
-MSRUN_LOG = "msrun.log"
 SCHEDULER_LOG = "scheduler.log"
 TAIL_BYTES = 20_000
 TAIL_LINES = 12
@@ -31,7 +31,8 @@ class RankStatus:
         host: Its machine.
         pid: Its process there.
         beat: Signs of life so far.
-        place: What it is doing: start, warm-up, ready, step, evaluation, save or end.
+        place: What it is doing: start, warm-up, ready, plan, step, profile, evaluation, save,
+            failure or end.
         marks: How often it went on to something else; a rank that does not go on keeps it.
         meetings: How often it has waited for the others, now included.
         steps: Steps done.
@@ -94,16 +95,25 @@ class RankFolder:
 
     def remove(self, rank: int) -> None:
         """Take away what an earlier run left of a rank."""
-        for file in (self._status_file(rank), self._values_file(rank), self.log_of(rank)):
+        for file in (
+            self._status_file(rank),
+            self._values_file(rank),
+            self.log_of(rank),
+            self.shape_error_of(rank),
+        ):
             file.unlink(missing_ok=True)
 
     def log_of(self, rank: int) -> Path:
         """What a rank prints, where msrun was started by varseq-train; its own name for it."""
         return self.path / f"worker_{rank}.log"
 
-    def tail_of_log(self, rank: int) -> list[str]:
-        """The last lines that a rank printed; empty if there is no such file."""
-        return last_lines(self.log_of(rank))
+    def msrun_log_of(self, node_rank: int) -> Path:
+        """What msrun prints on one machine."""
+        return self.path / f"msrun_{node_rank}.log"
+
+    def shape_error_of(self, rank: int) -> Path:
+        """What MindSpore said of shapes that do not fit together on a rank."""
+        return self.path / f"shape_error_{rank:05d}.txt"
 
     def _status_file(self, rank: int) -> Path:
         return self.path / f"rank_{rank:05d}.json"

@@ -22,7 +22,13 @@ LONG_STEPS = 10.0
 PATIENCE_S = 1800.0
 """The same where a rank may rightly take long: in an evaluation, a save, a warm-up."""
 
-PATIENT_PLACES = ("start", "warm-up", "evaluation", "save")
+PATIENT_PLACES = ("start", "warm-up", "plan", "evaluation", "save", "profile")
+
+FAILURE = "failure"
+"""Place of a rank that fails and is finding out why."""
+
+EXPLAIN_S = 60.0
+"""Seconds that it may take for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,9 @@ class RankJudge:
         if status.exit_code is not None:
             return f"ended: {status.message}" if status.exit_code else None
         seen = self._see(now_s, status)
+        if status.place == FAILURE:
+            is_late = now_s - seen.marks_since_s > EXPLAIN_S
+            return f"failed: {status.detail}" if is_late else None
         limit_s = _limit_s(status, waiting)
         silent_s = now_s - seen.beat_since_s
         if silent_s > limit_s:

@@ -24,7 +24,7 @@ import psutil
 from tuner.errors import BadInputError
 from tuner.train.msrun import MSRUN_MODULE
 from tuner.train.rank_files import RankFolder, RankStatus
-from tuner.train.rank_judge import STALL_S, Lost, RankJudge, Waiting
+from tuner.train.rank_judge import FAILURE, STALL_S, Lost, RankJudge, Waiting
 from tuner.train.world import World
 
 BEAT_S = 1.0
@@ -33,6 +33,9 @@ EXIT_LOST = 3
 
 RANKS_PER_LOOK_S = 32
 """Ranks whose files a rank reads in a second: with more of them it looks less often."""
+
+FIRST_FAILS_S = 3.0
+"""Seconds in which the first rank will fail too, if it fails of the same."""
 
 TELL_EVERY_S = 10.0
 """Seconds between two lines about who is waited for."""
@@ -135,7 +138,7 @@ class RankWatch:
         self._beat()
         told_at = time.monotonic()
         while late := [
-            status for status in self._others() if status.place in ("start", "warm-up")
+            status for status in self._others() if status.place in ("start", "warm-up", FAILURE)
         ]:
             if stop_requested():
                 return False
@@ -145,16 +148,39 @@ class RankWatch:
             time.sleep(0.1)
         return True
 
+    def fail(self, error: Exception) -> bool:
+        """Tell the others that this rank fails, before it spends seconds on finding out why.
+
+        Args:
+            error: That ends it.
+
+        Returns:
+            Whether it is to find out: where ranks fail of the same, the first alone is.
+        """
+        self.at(FAILURE, self._status.steps, in_a_line(error))
+        self._beat()
+        ends_at = time.monotonic() + FIRST_FAILS_S
+        while not self.world.is_first and time.monotonic() < ends_at:
+            first = self.folder.read(0)
+            if first is not None and (first.place == FAILURE or first.exit_code is not None):
+                return False
+            time.sleep(0.1)
+        return True
+
     def wait_for_first(self, limit_s: float = math.inf) -> None:
         """Let the first rank end before this one; it has files to finish and lines to print.
 
         Args:
-            limit_s: Seconds after which it is not waited for any longer.
+            limit_s: Seconds after which it is not waited for any longer, unless it is finding
+                out why it fails.
         """
         ends_at = time.monotonic() + limit_s
-        while not self.world.is_first and time.monotonic() < ends_at:
+        while not self.world.is_first:
             first = self.folder.read(0)
             if first is not None and first.exit_code is not None:
+                return
+            is_failing = first is not None and first.place == FAILURE
+            if time.monotonic() >= ends_at and not is_failing:
                 return
             time.sleep(0.1)
 
@@ -225,6 +251,11 @@ class RankWatch:
         print(line, file=sys.stderr, flush=True)
         self.end(EXIT_LOST, why)
         os._exit(EXIT_LOST)
+
+
+def in_a_line(error: Exception) -> str:
+    """An error for people, in at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def has_launcher() -> bool:

@@ -70,7 +70,7 @@ class StepTotals:
         loss_sum: Over all labels; not finite if that of any rank is not.
         label_tokens: Targets that count.
         real_tokens: Tokens of rows.
-        padded_tokens: W * B * L.
+        padded_tokens: B * L of all their batches.
         stop_requested: Whether any rank was asked to stop.
     """
 
@@ -82,24 +82,24 @@ class StepTotals:
 
 
 def total_step(
-    ranks: Ranks, batch: Batch, loss_sum: float, *, step: int, stop_requested: bool
+    ranks: Ranks, batches: Sequence[Batch], loss_sum: float, *, step: int, stop_requested: bool
 ) -> StepTotals:
     """Add up a step; the same on every rank.
 
     Args:
         ranks: All of them make this step.
-        batch: That this rank has trained on.
-        loss_sum: Over its labels.
+        batches: That this rank has trained on; as many on every rank, of one shape.
+        loss_sum: Over their labels.
         step: Its number.
         stop_requested: Of this rank.
 
     Raises:
         BadInputError: the ranks are not at the same step, or it has not the same shape.
     """
-    size, length = batch.shape
-    found = ranks.gather(
-        [step, size, length, loss_sum, batch.label_tokens, batch.real_tokens, stop_requested]
-    )
+    size, length = batches[0].shape
+    label_tokens = sum(batch.label_tokens for batch in batches)
+    real_tokens = sum(batch.real_tokens for batch in batches)
+    found = ranks.gather([step, size, length, loss_sum, label_tokens, real_tokens, stop_requested])
     for rank, theirs in enumerate(found[:, :3].astype(np.int64).tolist()):
         if theirs != [step, size, length]:
             raise BadInputError(
@@ -112,6 +112,6 @@ def total_step(
         loss_sum=float(sums[3]),
         label_tokens=int(sums[4]),
         real_tokens=int(sums[5]),
-        padded_tokens=batch.padded_tokens * ranks.world.size,
+        padded_tokens=size * length * len(batches) * ranks.world.size,
         stop_requested=bool(sums[6]),
     )

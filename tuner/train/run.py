@@ -29,13 +29,19 @@ from tuner.train.flash import attention_of
 from tuner.train.loader import Batch
 from tuner.train.loop import DivergedError, Loop, RunParts, run_folder
 from tuner.train.meeting import meet, wait_and_agree
-from tuner.train.metrics import METRICS_FILE, EvaluationRecord, StepRecord
+from tuner.train.metrics import EvaluationRecord, StepRecord
 from tuner.train.profiling import StepProfiler
-from tuner.train.provenance import check_provenance, check_resumable, deciding_fields
+from tuner.train.provenance import check_provenance, planned_world_size
 from tuner.train.rank_watch import RankWatch
 from tuner.train.ranks import OneRank, Ranks
 from tuner.train.recompiles import Recompile
-from tuner.train.run_inputs import OnOtherData, RunInputs, open_inputs
+from tuner.train.run_inputs import (
+    OnOtherData,
+    RunInputs,
+    check_folder,
+    initial_state,
+    open_inputs,
+)
 from tuner.train.run_length import total_steps
 from tuner.train.run_log import RunLog
 from tuner.train.run_summary import RunFigures, RunSummary, sum_up, write_summary
@@ -123,16 +129,19 @@ def train_run(
             process.
     """
     world = together.world if together else ALONE
-    inputs = open_inputs(
-        config if world.is_alone else _without_cache(config, watch),
-        watch.on_other_data,
-        world.size,
-    )
+    if together is not None:
+        watch = _telling_others(watch, together)
     checkpoints = CheckpointFolder(
         run_folder(config) / CHECKPOINT_FOLDER, config.train.keep_last, config.train.keep_best
     )
+    found = checkpoints.newest_state(watch.on_notice if resume else lambda line: None)
+    inputs = open_inputs(
+        config if world.is_alone else _without_cache(config, watch),
+        watch.on_other_data,
+        planned_world_size(found if resume else None, world.size),
+    )
     planned_steps = total_steps(config, inputs.plan.num_steps)
-    saved = _check_folder(inputs, checkpoints, watch, resume=resume)
+    saved = check_folder(inputs, checkpoints, found, watch.on_notice, resume=resume)
     if saved is not None and saved.steps >= planned_steps:
         return RunReport(state=saved, planned_steps=planned_steps)
     if os.environ.get(CACHE_VARIABLE):
@@ -151,6 +160,7 @@ def train_run(
             warm_up_s=ready.warm_up_s,
             peak_bytes=peak_memory_bytes(ready.engine.device),
             memory_kind=ready.engine.device.memory_kind,
+            batches_per_step=inputs.plan.world_size // world.size,
         )
     summary = sum_up(log.figures(), run, config.provenance)
     if world.is_first:
@@ -209,17 +219,42 @@ def _make_ready(
     ranks: Ranks = OneRank()
     if together is not None:
         ranks = wait_and_agree(together, engine, values, watch.on_notice, watch.stop_requested)
-    state = dataclasses.replace(_initial_state(inputs), loss_scale=engine.loss_scale)
+    state = dataclasses.replace(initial_state(inputs), loss_scale=engine.loss_scale)
     if saved is not None:
         # What had to be passed over was said when the folder was checked.
-        state = checkpoints.load_newest(engine.parameters, lambda line: None, ranks.world.rank)
+        state = checkpoints.load_newest(
+            engine.parameters,
+            lambda line: None,
+            ranks.world,
+            own=[gradient.name for gradient in engine.gradients],
+        )
         engine.loss_scale = state.loss_scale
         watch.on_notice(f"resumed after step {state.steps}")
+        _tell_sharing(inputs, ranks, watch)
     if together is not None:
         check_weights(ranks, engine)
     return _Ready(
         engine=engine, evaluation=evaluation, state=state, warm_up_s=warm_up_s, ranks=ranks
     )
+
+
+def _tell_sharing(inputs: RunInputs, ranks: Ranks, watch: RunWatch) -> None:
+    planned, num_ranks = inputs.plan.world_size, ranks.world.size
+    if planned > num_ranks:
+        watch.on_notice(
+            f"the run was planned for {planned} devices: on {num_ranks} each takes "
+            f"{planned // num_ranks} batches a step, one after another"
+        )
+
+
+def _telling_others(watch: RunWatch, together: RankWatch) -> RunWatch:
+    """The others hear of a failure before seconds go into explaining it."""
+
+    def on_failure(error: Exception, model: nn.Cell, config: TrainConfig, batch: Batch) -> None:
+        if together.fail(error):
+            watch.on_failure(error, model, config, batch)
+
+    return dataclasses.replace(watch, on_failure=on_failure)
 
 
 def _with_signs(watch: RunWatch, together: RankWatch) -> RunWatch:
@@ -304,32 +339,6 @@ def _evaluate_with(
     return evaluate
 
 
-def _check_folder(
-    inputs: RunInputs, checkpoints: CheckpointFolder, watch: RunWatch, *, resume: bool
-) -> TrainState | None:
-    """Refuse to mix runs, before anything dear is done; what will be gone on from, if anything."""
-    folder = run_folder(inputs.config)
-    if resume:
-        state = checkpoints.newest_state(watch.on_notice)
-        if state is None and (folder / METRICS_FILE).exists() and checkpoints.is_empty():
-            watch.on_notice("the run ended before its first checkpoint: it starts again")
-            return None
-        if state is None:
-            raise BadInputError(
-                f"no checkpoint to resume from in {folder}", fix="start without --resume"
-            )
-        check_resumable(state, _initial_state(inputs), inputs.config.data.path)
-        return state
-    state = checkpoints.newest_state(lambda line: None)
-    if state is not None or (folder / METRICS_FILE).exists():
-        done = f" of {state.steps} steps" if state else ""
-        raise BadInputError(
-            f"{folder} already holds a run{done}",
-            fix="go on with --resume, or choose another folder with --set train.out=FOLDER",
-        )
-    return None
-
-
 def _check_world(inputs: RunInputs, device: Device, watch: RunWatch) -> None:
     watch.on_notice(f"device: {device.name}")
     for line in device.notes:
@@ -362,14 +371,4 @@ def _warm_up(
             stop_requested=watch.stop_requested,
             on_stuck=watch.on_stuck,
         ),
-    )
-
-
-def _initial_state(inputs: RunInputs) -> TrainState:
-    return TrainState(
-        config=deciding_fields(inputs.config),
-        data_fingerprint=inputs.dataset.fingerprint,
-        plan_fingerprint=inputs.plan.fingerprint,
-        world_size=inputs.plan.world_size,
-        shapes=inputs.plan.shapes,
     )

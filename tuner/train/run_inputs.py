@@ -1,4 +1,7 @@
-"""What a run reads: rows, their plan, rows to evaluate on; all checked before any compile."""
+"""What a run reads: rows, their plan, rows to evaluate on, what it goes on from.
+
+All of it is checked before any compile.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,19 @@ from tuner.config.schema import TrainConfig
 from tuner.data.held_out import training_part
 from tuner.data.lengths import Lengths, scan_lengths
 from tuner.data.mindrecord import MindRecordSet, open_mindrecord
+from tuner.errors import BadInputError
+from tuner.train.checkpoint import CheckpointFolder
 from tuner.train.evaluation_rows import EvaluationRows, open_rows
 from tuner.train.loader import check_some_rows
 from tuner.train.loop import run_folder
-from tuner.train.provenance import is_other_data, other_data_refused
+from tuner.train.metrics import METRICS_FILE
+from tuner.train.provenance import (
+    check_resumable,
+    deciding_fields,
+    is_other_data,
+    other_data_refused,
+)
+from tuner.train.state import TrainState
 
 OnOtherData = Callable[[TrainConfig, Lengths], None]
 """Takes a tuned config and the lengths of rows that it was not tuned on."""
@@ -101,7 +113,7 @@ def open_inputs(
         config: The whole of best.yaml.
         on_other_data: Told when the data is not what was tuned, which is then accepted; None:
             that is refused.
-        world_size: Ranks that share the steps, >= 1.
+        world_size: Ranks that the plan is for, >= 1.
 
     Raises:
         BadInputError: data and config do not fit together or cannot be read.
@@ -129,4 +141,59 @@ def open_inputs(
         plan=plan,
         evaluation=open_rows(config, dataset, every_row, plan) if has_evaluation else None,
         is_other_data=is_other,
+    )
+
+
+def check_folder(
+    inputs: RunInputs,
+    checkpoints: CheckpointFolder,
+    found: TrainState | None,
+    notice: Callable[[str], None],
+    *,
+    resume: bool,
+) -> TrainState | None:
+    """Refuse to mix runs, before anything dear is done.
+
+    Args:
+        inputs: What the run reads.
+        checkpoints: Of its folder.
+        found: The state of the newest checkpoint there; None: there is none.
+        notice: Told that the run starts again.
+        resume: Whether it is to go on.
+
+    Returns:
+        What it goes on from; None: it starts.
+
+    Raises:
+        BadInputError: a run is there and is not to go on, there is none to go on from, or it is
+            not of this config and data.
+    """
+    folder = run_folder(inputs.config)
+    if resume:
+        if found is None and (folder / METRICS_FILE).exists() and checkpoints.is_empty():
+            notice("the run ended before its first checkpoint: it starts again")
+            return None
+        if found is None:
+            raise BadInputError(
+                f"no checkpoint to resume from in {folder}", fix="start without --resume"
+            )
+        check_resumable(found, initial_state(inputs), inputs.config.data.path)
+        return found
+    if found is not None or (folder / METRICS_FILE).exists():
+        done = f" of {found.steps} steps" if found else ""
+        raise BadInputError(
+            f"{folder} already holds a run{done}",
+            fix="go on with --resume, or choose another folder with --set train.out=FOLDER",
+        )
+    return None
+
+
+def initial_state(inputs: RunInputs) -> TrainState:
+    """A run of these inputs before its first step."""
+    return TrainState(
+        config=deciding_fields(inputs.config),
+        data_fingerprint=inputs.dataset.fingerprint,
+        plan_fingerprint=inputs.plan.fingerprint,
+        world_size=inputs.plan.world_size,
+        shapes=inputs.plan.shapes,
     )

@@ -88,12 +88,14 @@ class RunFigures:
         warm_up_s: Seconds of compiling before the first step.
         peak_bytes: Largest memory of the process.
         memory_kind: What that is.
+        batches_per_step: That this process takes in a step, one after another; >= 1.
     """
 
     run_s: float
     warm_up_s: float
     peak_bytes: int
     memory_kind: str
+    batches_per_step: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ def sum_up(steps: StepFigures, run: RunFigures, provenance: ProvenanceConfig | N
         run: Of the run around them.
         provenance: With what the study predicted; None for a config written by hand.
     """
-    shapes = _shape_figures(steps.curves, _predicted_steps(provenance))
+    shapes = _shape_figures(steps.curves, _predicted_steps(provenance, run.batches_per_step))
     busy_s = steps.step_s + steps.data_wait_s
     return RunSummary(
         num_steps=steps.num_steps,
@@ -208,10 +210,13 @@ def write_summary(folder: Path, summary: RunSummary) -> None:
     write_text(folder / SUMMARY_FILE, json.dumps(plain, indent=1) + "\n")
 
 
-def _predicted_steps(provenance: ProvenanceConfig | None) -> dict[Shape, float]:
+def _predicted_steps(
+    provenance: ProvenanceConfig | None, batches_per_step: int
+) -> dict[Shape, float]:
     if provenance is None or not provenance.prediction.step_s:
         return {}
-    return dict(zip(provenance.shapes, provenance.prediction.step_s, strict=True))
+    of_batches = zip(provenance.shapes, provenance.prediction.step_s, strict=True)
+    return {shape: seconds * batches_per_step for shape, seconds in of_batches}
 
 
 def _shape_figures(

@@ -44,7 +44,7 @@ class TrainState:
         config: The fields that decide the course of training, section by section, as plain data.
         data_fingerprint: Of the MindRecord set.
         plan_fingerprint: Of the plan of epoch 0: its rows, shapes and order.
-        world_size: Ranks that share the steps.
+        world_size: Ranks that the plan is for; of fewer ranks each takes the batches of several.
         shapes: The shape record: planned (B, L) in warm-up order.
     """
 
