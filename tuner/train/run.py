@@ -155,13 +155,7 @@ def train_run(
     with closing(log):
         started = time.perf_counter()
         end = _loop(inputs, ready, log, checkpoints, watch)
-        run = RunFigures(
-            run_s=time.perf_counter() - started,
-            warm_up_s=ready.warm_up_s,
-            peak_bytes=peak_memory_bytes(ready.engine.device),
-            memory_kind=ready.engine.device.memory_kind,
-            batches_per_step=inputs.plan.world_size // world.size,
-        )
+        run = _figures(inputs, ready, time.perf_counter() - started)
     summary = sum_up(log.figures(), run, config.provenance)
     if world.is_first:
         write_summary(run_folder(config), summary)
@@ -235,6 +229,17 @@ def _make_ready(
         check_weights(ranks, engine)
     return _Ready(
         engine=engine, evaluation=evaluation, state=state, warm_up_s=warm_up_s, ranks=ranks
+    )
+
+
+def _figures(inputs: RunInputs, ready: _Ready, run_s: float) -> RunFigures:
+    device = ready.engine.device
+    return RunFigures(
+        run_s=run_s,
+        warm_up_s=ready.warm_up_s,
+        peak_bytes=peak_memory_bytes(device),
+        memory_kind=device.memory_kind,
+        batches_per_step=inputs.plan.world_size // ready.ranks.world.size,
     )
 
 
