@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from launched_case import (
 from run_case import write_counting_rows
 
 from tuner.config.codec import load_config
-from tuner.train.msrun import free_port
+from tuner.train.msrun import free_port, python_name
 from tuner.train.rank_judge import STALL_S
 
 pytestmark = [pytest.mark.mindspore, pytest.mark.timeout(4 * LIMIT_S)]
@@ -153,3 +156,26 @@ def test_a_rank_killed_on_another_machine_is_known_at_once(tmp_path, killed):
             assert run.leftovers() == []
         assert f"rank {killed} died" in runs[killed].output
         assert f"rank {killed} ended: died" in runs[1 - killed].output
+
+
+@pytest.mark.slow
+def test_within_msrun_it_joins(tmp_path, device):
+    """As a user starts msrun, and with --workers in the command, which then says nothing new."""
+    write_counting_rows(tmp_path / "data.mindrecord", 61, (3, 17))
+    config, out = write_config(tmp_path, "joined"), tmp_path / "joined"
+    # msrun takes `python` from there.
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2",
+         "--local_worker_num=2", "--join=True", f"--master_port={free_port()}",
+         f"--log_dir={tmp_path / 'logs'}", python_name(), "-m", "tuner.cli.train",
+         "--config", str(config), "--workers", "2"],
+        capture_output=True, text=True, timeout=3 * LIMIT_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": places},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [(tmp_path / "logs" / f"worker_{rank}.log").read_text() for rank in (0, 1)]
+    assert f"step {STEPS}/{STEPS}" in logs[0]
+    assert "resumed" not in logs[0] + logs[1]
+    assert not list((out / "ranks").glob("*.log"))
+    assert_trained_as_one_process(config, out, 2, device)
