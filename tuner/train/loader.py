@@ -14,7 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,8 +268,10 @@ def read_batches(
         workers=config.data.read_workers,
         notice=notice,
     )
-    for rows in groups:
-        yield pad_batch(rows, pending.popleft(), config)
+    # An error keeps this frame alive, and without closing the reader's files and threads.
+    with closing(groups):
+        for rows in groups:
+            yield pad_batch(rows, pending.popleft(), config)
 
 
 @contextmanager
