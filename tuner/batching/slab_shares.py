@@ -139,7 +139,8 @@ def batching_of_slabs(
     if batching.strategy == "dynamic":
         size = spread_rows(fullest, longest, batching, world_size)
         return _with_sizes(batching, samples_per_batch=size)
-    boundaries, most_rows = (longest,), np.array([fullest])
+    boundaries: tuple[int, ...] = (longest,)
+    most_rows: IntArray = np.array([fullest])
     if batching.strategy == "bucketed":
         lengths = np.flatnonzero(totals[1:]) + 1
         boundaries = choose_boundaries(lengths, batching, totals[lengths])

@@ -221,10 +221,10 @@ def _loss(
     num_slots = int(counted.batch_sizes.sum()) * world_size
     lengths = np.flatnonzero(totals[1:]) + 1
     counts = totals[lengths]
+    extra_padded_fraction: float | None = None
     if batching.strategy == "dynamic":
         longest = align_length(int(lengths[-1]), batching.align)
         whole = [_slots(int(counts.sum()), longest, None, batching, world_size)]
-        extra_padded_fraction = None
     else:
         whole = [
             _slots(num_rows, boundaries[entry], entry, batching, world_size) if num_rows else 0
@@ -245,11 +245,11 @@ def _rows_of_entry(
 ) -> list[int]:
     """Rows, or packed rows, of each padded length."""
     if batching.strategy == "packed":
-        return pack_counts(lengths, counts, boundaries).num_rows.tolist()
-    bucket = np.searchsorted(np.array(boundaries), lengths)
-    rows = np.zeros(len(boundaries), dtype=np.int64)
-    np.add.at(rows, bucket, counts)
-    return rows.tolist()
+        rows = pack_counts(lengths, counts, boundaries).num_rows
+    else:
+        rows = np.zeros(len(boundaries), dtype=np.int64)
+        np.add.at(rows, np.searchsorted(np.array(boundaries), lengths), counts)
+    return [int(num_rows) for num_rows in rows]
 
 
 def _slots(
