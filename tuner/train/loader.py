@@ -228,7 +228,10 @@ def _places_in_slots(
 
 
 def _number_samples(
-    packing: Packing, planned: PlannedBatch, placed: NDArray[np.int64], kept: NDArray[np.int64]
+    packing: Packing,
+    planned: PlannedBatch,
+    placed: NDArray[np.integer[Any]],
+    kept: NDArray[np.int64],
 ) -> None:
     ordinals = runs(np.ones(len(planned.rows_per_slot), dtype=np.int64), planned.rows_per_slot)
     packing.segment_ids_BT.ravel()[placed] = np.repeat(ordinals, kept)
