@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from strategies import make_lengths
 
-from tuner.batching.rows import EMPTY, OVER_LONG, admit_rows
+from tuner.batching import rows
+from tuner.batching.rows import (
+    EMPTY,
+    OVER_LONG,
+    admit_rows,
+    admitted_tokens,
+    rows_of_length,
+)
 from tuner.config.schema import DataConfig
 from tuner.errors import BadInputError
 
@@ -63,3 +70,21 @@ def test_no_row_left_is_refused_with_the_counts(tokens, overflow, words):
         admit(overflow, 4, np.array(tokens, dtype=np.int32))
     assert "d.mindrecord: no row is left to batch" in str(error.value)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "tokens"),
+    [("truncate", [5, 0, 10, 10, 10, 0, 1]), ("drop", [5, 0, 0, 10, 0, 0, 1])],
+)
+def test_tokens_of_every_row_are_those_of_the_admitted_ones(overflow, tokens):
+    data, lengths = DataConfig(path="d.mindrecord", overflow=overflow), make_lengths(TOKENS)
+    found, num_truncated, dropped = admitted_tokens(lengths, data, 10)
+    admitted = admit(overflow, 10)
+    assert found.tolist() == tokens
+    assert (num_truncated, dropped) == (admitted.num_truncated, admitted.dropped)
+    assert lengths.tokens.tolist() == TOKENS.tolist()
+
+
+def test_rows_of_every_length_are_counted_a_part_at_a_time(monkeypatch):
+    monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 3)
+    assert rows_of_length(TOKENS).tolist() == np.bincount(TOKENS).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from strategies import make_config, make_lengths, rows_of, skewed_tokens
 
 from tuner.batching.plan import STRATEGIES, plan_batches
-from tuner.batching.slabs import NO_SLAB, SlabPlan, deal_rows, rows_of_slabs
+from tuner.batching.slab_shares import NO_SLAB, deal_rows, rows_of_slabs
+from tuner.batching.slabs import SlabLoss, SlabPlan
 from tuner.config.override import override_config
+from tuner.errors import BadInputError
 
 NAMES = sorted(STRATEGIES)
 
@@ -65,9 +68,7 @@ def test_batches_stay_within_a_slab_and_steps_are_planned_when_they_are_asked_fo
     assert isinstance(plan, SlabPlan) and len(plan.steps_of_slab) == 3
     planned = []
     plan_slab = plan.plan_slab
-    object.__setattr__(
-        plan, "plan_slab", lambda slab: (planned.append(slab), plan_slab(slab))[1]
-    )
+    object.__setattr__(plan, "plan_slab", lambda slab: (planned.append(slab), plan_slab(slab))[1])
     first_of_second = int(plan.steps_of_slab[0])
     steps = plan.steps_of_rank(0, first_of_second)
     next(steps)
@@ -90,3 +91,46 @@ def test_the_loss_is_the_difference_to_a_plan_of_all_rows(strategy):
     else:
         assert plan.loss.extra_padded_fraction == pytest.approx(padded / least - 1)
     assert padded <= 1.25 * least
+
+
+def test_slabs_come_in_another_order_in_another_epoch():
+    """Only one slab has the one row of 2000 tokens, the same one in every epoch."""
+    lengths = make_lengths([8] * 400 + [2000])
+    plans = [plan_batches(lengths, config_of("bucketed", 101), epoch=epoch) for epoch in range(30)]
+    ends = [np.cumsum(plan.steps_of_slab) for plan in plans]
+    steps = [np.argmax(plan.padded_lengths) for plan in plans]
+    places = {int(np.searchsorted(*pair, "right")) for pair in zip(ends, steps, strict=True)}
+    assert len(plans[0].steps_of_slab) == 4
+    assert places == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "packed"])
+def test_a_boundary_that_no_row_goes_to_may_be_over_the_budget(strategy):
+    changes = {"boundaries": [16, 64, 9000], "tokens_per_batch": 640}
+    plans = [
+        plan_batches(make_lengths([3, 60] * 50), config_of(strategy, rows, **changes))
+        for rows in (20, 1000)
+    ]
+    assert isinstance(plans[0], SlabPlan)
+    lengths = [{length for _, length in plan.shapes} for plan in plans]
+    assert lengths[0] == lengths[1] <= {16, 64}
+
+
+def test_more_slabs_than_there_may_be_are_refused():
+    with pytest.raises(BadInputError, match="leave at most 1,000 slabs") as error:
+        plan_batches(make_lengths([5] * 2003), config_of("bucketed", 2))
+    assert "raise it to 3 or more" in str(error.value)
+    plan = plan_batches(make_lengths([5] * 2003), config_of("bucketed", 3))
+    assert plan.loss.num_slabs == 668
+
+
+def test_the_loss_is_told_in_words():
+    loss = SlabLoss(num_slabs=3, num_slots=20_000, extra_slots=1_200, extra_padded_fraction=0.0125)
+    assert loss.text == (
+        "planned in 3 slabs: 1,200 rows more in all batches (6.000%) and 1.250% more padded "
+        "tokens than in one plan"
+    )
+    unknown = dataclasses.replace(loss, extra_padded_fraction=None)
+    assert unknown.text.endswith("(6.000%) than in one plan")
+    luck = dataclasses.replace(loss, extra_slots=0, extra_padded_fraction=-0.001)
+    assert "0 rows more in all batches (0.000%) and 0.100% fewer padded tokens" in luck.text

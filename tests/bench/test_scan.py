@@ -27,11 +27,8 @@ LEAST_TIMES_FASTER = 25
 MOST_PEAK_BYTES = 1_500_000_000
 
 
-def write_set(path: Path, num_rows: int, num_shards: int, times_longer: int = 1) -> None:
-    """Two int32 columns, no index; log-normal lengths with a mean of about 100 tokens.
-
-    With `times_longer` every row has so many times the tokens.
-    """
+def write_set(path: Path, num_rows: int, num_shards: int) -> None:
+    """Two int32 columns, no index; log-normal lengths with a mean of about 100 tokens."""
     from mindspore.mindrecord import FileWriter
 
     random = np.random.default_rng(0)
@@ -39,12 +36,12 @@ def write_set(path: Path, num_rows: int, num_shards: int, times_longer: int = 1)
     array = {"type": "int32", "shape": [-1]}
     writer.add_schema({"input_ids": array, "labels": array})
     lengths = random.lognormal(np.log(MEAN_TOKENS) - 0.5, 1, num_rows).astype(int)
-    ids = random.integers(0, VOCABULARY, 2 * LONGEST * times_longer).astype(np.int32)
+    ids = random.integers(0, VOCABULARY, 2 * LONGEST).astype(np.int32)
     for start in range(0, num_rows, ROWS_PER_WRITE):
         rows = []
         for length in np.clip(lengths[start : start + ROWS_PER_WRITE], 1, LONGEST):
             begin = int(random.integers(LONGEST))
-            row = ids[begin : begin + times_longer * length]
+            row = ids[begin : begin + length]
             rows.append({"input_ids": row, "labels": row})
         writer.write_raw_data(rows)
     writer.commit()

@@ -144,6 +144,18 @@ def test_ctrl_c_while_mindspore_is_at_work_ends_in_one_line(tmp_path):
     assert done.stderr == "varseq-data: interrupted\n"
 
 
+def test_inspect_tells_what_slabs_cost(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_lengths(tmp_path / "data.mindrecord", list(range(1, 101)))
+    assert main(["inspect", "data.mindrecord", "--json", "--rows-per-slab", "40"]) == 0
+    slabs = json.loads(capsys.readouterr().out)["suggestion"]["slabs"]
+    assert slabs["num_slabs"] == 3 and slabs["extra_rows"] >= 0
+    assert main(["inspect", "data.mindrecord", "--rows-per-slab", "40"]) == 0
+    assert "planned in 3 slabs: " in capsys.readouterr().out
+    assert main(["inspect", "data.mindrecord", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["suggestion"]["slabs"] is None
+
+
 @pytest.mark.parametrize("lengths", [[5], [7] * 20, [1, 1000], [0, 3]])
 def test_inspect_takes_odd_lengths(tmp_path, capsys, monkeypatch, lengths):
     monkeypatch.chdir(tmp_path)

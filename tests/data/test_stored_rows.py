@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 
 import numpy as np
@@ -107,6 +108,13 @@ def test_rows_are_those_of_mindspore_in_any_order_over_all_shards(
     check_against_mindspore(dataset, ["labels"], groups, workers=5)
 
 
+def test_a_rank_without_rows_reads_nothing(write_rows):
+    dataset = open_mindrecord(write_rows([3, 1]))
+    none = np.zeros(0, np.int64)
+    assert read(dataset, ["input_ids", "labels"], [none, none]) == [[], []]
+    assert read(dataset, ["input_ids"], []) == []
+
+
 def test_empty_arrays_are_empty_rows(write_foreign):
     rows = [
         {"input_ids": values(n, np.int32), "labels": values(n, np.int32), "length": n}
@@ -177,6 +185,59 @@ def test_no_row_is_read_twice_and_reading_is_only_a_task_or_two_ahead(write_rows
     assert set(places.values()) == {1}
 
 
+def test_of_long_rows_fewer_are_read_ahead(write_rows, monkeypatch):
+    monkeypatch.setattr(stored_rows, "BYTES_PER_TASK", 20_000)
+    dataset = open_mindrecord(write_rows([5] * 400 + [2000] * 60))
+    read(dataset, ["input_ids"], [[0]])  # the comparison with MindDataset
+    asked = []
+
+    def groups():
+        for row in range(400, 460):
+            asked.append(row)
+            yield np.array([row])
+
+    found = read_groups(dataset, ["input_ids"], groups(), workers=2, notice=refuse)
+    next(found)
+    row_bytes = int(dataset.blob_bytes[400])
+    assert row_bytes > 5 * dataset.blob_bytes.mean()
+    assert len(asked) <= 3 * (20_000 // row_bytes + 1)
+    found.close()
+
+
+def open_files_of(dataset):
+    links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    there = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [name for name in there if name in map(str, dataset.files)]
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read-rows")]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are listed there")
+def test_threads_end_and_files_are_closed_wherever_reading_stops(write_rows, monkeypatch):
+    monkeypatch.setattr(stored_rows, "BYTES_PER_TASK", 100)
+    dataset = open_mindrecord(write_rows([9] * 50, num_shards=2))
+    read(dataset, ["input_ids"], [[0]])
+
+    def start(groups):
+        return read_groups(dataset, ["input_ids"], groups, workers=2, notice=refuse)
+
+    def failing():
+        yield np.array([3])
+        raise BadInputError("no plan", fix="make one")
+
+    found = start(np.array([row]) for row in range(50))
+    next(found)
+    assert reading_threads() and len(open_files_of(dataset)) == 2
+    found.close()
+    assert not reading_threads() and not open_files_of(dataset)
+    for groups in (failing(), iter([np.array([4]), np.array([99])])):
+        with pytest.raises(BadInputError):
+            list(start(groups))
+        assert not reading_threads() and not open_files_of(dataset)
+
+
 # What cannot be read.
 
 
@@ -220,3 +281,25 @@ def test_a_file_cut_off_since_it_was_opened_is_named(write_rows):
     os.truncate(dataset.files[0], int(dataset.row_indexes[0].blob_starts[200]))
     with pytest.raises(BadInputError, match=r"cannot read .*data\.mindrecord: it is shorter"):
         read(dataset, ["input_ids"], [[250]])
+
+
+def test_a_file_that_has_changed_since_it_was_opened_is_named(write_rows):
+    dataset = open_mindrecord(write_rows([9] * 300))
+    read(dataset, ["input_ids"], [[0]])
+    # The first id of row 0: without a look at the file nothing would tell.
+    break_row(dataset, 0, 23, 7)
+    assert read_first_id(dataset, 0) == 7
+    with pytest.raises(BadInputError, match=r"data\.mindrecord has changed since it was opened"):
+        read(dataset, ["input_ids"], [[100]])
+
+
+def read_first_id(dataset, row):
+    return int(next(read_rows(dataset, ["input_ids"], np.array([row])))[0][0])
+
+
+def test_a_file_that_was_only_touched_is_read_on(write_rows):
+    dataset = open_mindrecord(write_rows([9] * 30))
+    before = read(dataset, ["input_ids"], [[4, 2]])
+    os.utime(dataset.files[0], (1, 1))
+    after = read(dataset, ["input_ids"], [[4, 2]])
+    assert [row[0].tolist() for row in before[0]] == [row[0].tolist() for row in after[0]]

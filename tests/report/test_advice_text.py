@@ -24,8 +24,9 @@ from tuner.simulate.waste import profile_lengths
 HISTOGRAM = LengthHistogram.from_tokens(np.array(skewed_tokens(3000, longest=1000)))
 
 
-def suggest(histogram=HISTOGRAM, epochs=3):
-    setting = RunSetting(tokens_per_batch=8192, epochs=epochs, cost=default_cost_model())
+def suggest(histogram=HISTOGRAM, epochs=3, **more):
+    cost = default_cost_model()
+    setting = RunSetting(tokens_per_batch=8192, epochs=epochs, cost=cost, **more)
     return suggest_buckets(histogram, setting)
 
 
@@ -63,6 +64,19 @@ def test_the_tables_hold_the_whole_curve_and_mark_the_suggestion(suggestion):
     )
     assert suggestion.setting.cost.source in text
     assert max(map(len, text.removeprefix(verdict.reason).splitlines())) < 160
+
+
+def test_the_loss_from_slabs_is_told_where_there_are_any(suggestion):
+    verdict = judge_lengths(profile_lengths(HISTOGRAM, 16))
+    assert "slab" not in format_advice(verdict, suggestion)
+    assert suggestion_values(suggestion)["slabs"] is None
+    in_slabs = suggest(rows_per_slab=1200)
+    text = format_advice(verdict, in_slabs)
+    assert "With at most 1,200 rows planned at a time" in text
+    assert f"{in_slabs.slab_loss.text}.\n" in text and in_slabs.slab_loss.num_slabs == 3
+    assert "tokens_per_batch: 8192, rows_per_slab: 1200}" in text
+    values = suggestion_values(in_slabs)["slabs"]
+    assert values["extra_padded_fraction"] == in_slabs.slab_loss.extra_padded_fraction != 0
 
 
 def test_every_suggested_bucket_has_its_padding(suggestion):

@@ -639,6 +639,24 @@ class TestPage:
         assert "Other programs" not in both.headline.trust
         assert [note for note in both.notes if note.startswith("2 trials ran at a time")]
 
+    def test_the_loss_from_slabs_is_noted(self, searched, setup):
+        def in_slabs_of(num_rows):
+            items = []
+            for item in searched.outcomes:
+                config = override_config(
+                    item.outcome.config, {"batching.rows_per_slab": num_rows}, source="test"
+                )
+                outcome = dataclasses.replace(item.outcome, config=config)
+                items.append(dataclasses.replace(item, outcome=outcome))
+            return dataclasses.replace(searched, outcomes=tuple(items))
+
+        result = in_slabs_of(400)
+        plan = plan_batches(setup.data.lengths, result.best.outcome.config)
+        notes = gather_contents(result, setup, context_of(setup)).notes
+        assert f"The best config: {plan.loss.text}." in notes
+        notes = gather_contents(in_slabs_of(900), setup, context_of(setup)).notes
+        assert not [note for note in notes if "slab" in note]
+
     def test_inexact_trials_are_among_the_failed(self, searched, setup):
         check = PrecisionCheck(
             loss_deviation=0.5, gradient_deviation=None, num_nonfinite=3, violation=9.0

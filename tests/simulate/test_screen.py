@@ -57,7 +57,7 @@ def by_length(tokens_of_shape):
 @pytest.mark.parametrize("strategy", EXACT)
 @given(data=st.data())
 def test_exact_strategies_equal_the_counted_plan(strategy, data):
-    case = data.draw(plan_cases(strategy))
+    case = data.draw(plan_cases(strategy, slabs=True))
     config = with_update(case.config, data.draw(st.none() | st.integers(1, 3000)))
     plan = plan_batches(case.lengths, config, world_size=case.world_size)
     stats = count_plan(plan, config.train.tokens_per_update)
@@ -80,7 +80,7 @@ def test_exact_strategies_equal_the_counted_plan(strategy, data):
 @pytest.mark.parametrize("strategy", sorted(SCREENS))
 @given(data=st.data())
 def test_updates_are_an_upper_bound_that_is_met_if_no_step_is_larger(strategy, data):
-    case = data.draw(plan_cases(strategy))
+    case = data.draw(plan_cases(strategy, slabs=True))
     tokens_per_update = data.draw(st.none() | st.integers(1, 6000))
     config = with_update(case.config, tokens_per_update)
     plan = plan_batches(case.lengths, config, world_size=case.world_size)
@@ -103,7 +103,7 @@ def test_updates_of_so_many_steps_are_exact(strategy, data):
     assert screened.num_updates == counted == -(-plan.num_steps // steps_per_update)
 
 
-@given(plan_cases("dynamic"))
+@given(plan_cases("dynamic", slabs=True))
 def test_what_dynamic_plans_have_in_common_is_exact(case):
     plan = plan_batches(case.lengths, case.config, world_size=case.world_size)
     stats = count_plan(plan, None)

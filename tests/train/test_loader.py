@@ -207,3 +207,18 @@ def test_leaving_early_ends_the_thread():
     while any(thread.name == "read-ahead" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_bad_row_ends_the_threads_and_files_behind_it(small_set):
+    config = make_config({"data.path": str(small_set), "model.vocab_size": 30})
+    dataset = open_mindrecord(str(small_set))
+    steps = plan_batches(scan_lengths(dataset), config).steps_of_rank(0)
+    # Held on to, the error holds the frames that it came through.
+    batches = read_batches(dataset, steps, config)
+    with (
+        pytest.raises(BadInputError, match="vocabulary") as caught,
+        read_ahead(batches) as ready,
+    ):
+        list(ready)
+    assert caught.value.__traceback__ is not None
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-")]

@@ -13,17 +13,20 @@ from tuner.batching.grouping import Grouping, IntArray, fill_buckets
 from tuner.config.schema import BatchingConfig
 
 
-def choose_boundaries(tokens: IntArray, batching: BatchingConfig) -> tuple[int, ...]:
+def choose_boundaries(
+    tokens: IntArray, batching: BatchingConfig, counts: IntArray | None = None
+) -> tuple[int, ...]:
     """The config's boundaries, or those that its rule gives for at most num_buckets buckets.
 
     Args:
         tokens: int64 [M], lengths in tokens, >= 1.
         batching: Boundaries, or the rule, the number of buckets and the alignment.
+        counts: int64 [M], rows of each length, > 0; None: one of each.
     """
     if batching.boundaries:
         return batching.boundaries
     rule = BOUNDARY_RULES[batching.boundary_rule]
-    return rule(tokens, batching.align, batching.num_buckets)
+    return rule(tokens, batching.align, batching.num_buckets, counts)
 
 
 def group_bucketed(

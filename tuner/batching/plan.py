@@ -27,13 +27,27 @@ from tuner.batching.epoch_plan import EpochPlan, PlannedBatch, in_warm_up_order
 from tuner.batching.fixed import group_fixed
 from tuner.batching.grouping import Grouping, IntArray
 from tuner.batching.packed import group_packed, packed_lengths
-from tuner.batching.rows import AdmittedRows, admit_rows
+from tuner.batching.rows import (
+    WITH_BOUNDARIES,
+    AdmittedRows,
+    admit_rows,
+    admitted_tokens,
+    length_limit,
+    rows_of_length,
+)
 from tuner.batching.slabs import plan_in_slabs
 from tuner.config.override import override_config
 from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.data.lengths import Lengths
 
-__all__ = ["BatchPlan", "EpochPlan", "PlannedBatch", "plan_batches", "resolve_boundaries"]
+__all__ = [
+    "BatchPlan",
+    "EpochPlan",
+    "PlannedBatch",
+    "length_limit",
+    "plan_batches",
+    "resolve_boundaries",
+]
 
 Strategy = Callable[[IntArray, BatchingConfig, np.random.Generator, int], Grouping]
 
@@ -43,10 +57,6 @@ STRATEGIES: Mapping[str, Strategy] = {
     "bucketed": group_bucketed,
     "packed": group_packed,
 }
-
-WITH_BOUNDARIES = ("bucketed", "packed")
-"""Strategies whose longest admitted row is the last boundary."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan(EpochPlan):
@@ -89,7 +99,7 @@ class BatchPlan(EpochPlan):
         digest = hashlib.sha256(repr((self.world_size, self.shapes)).encode())
         steps = (self.batch_sizes, self.padded_lengths, self.real_tokens)
         for array in (self.row_indices, self.rows_per_slot, *steps):
-            digest.update(array.astype("<i8").tobytes())
+            digest.update(np.ascontiguousarray(array, "<i8").data)
         return digest.hexdigest()
 
 
@@ -110,10 +120,10 @@ def plan_batches(
     """
     batching = config.batching
     if lengths.num_samples > batching.rows_per_slab:
-        found = plan_in_slabs(lengths, config, epoch, world_size, plan_rows, length_limit(config))
+        found = plan_in_slabs(lengths, config, epoch, world_size, plan_rows)
         if found is not None:
             return found
-    admitted = _admit(lengths, config)
+    admitted = admit_rows(lengths, config.data, length_limit(config))
     return plan_rows(admitted, batching, [batching.seed, epoch], lengths.num_samples, world_size)
 
 
@@ -149,29 +159,19 @@ def resolve_boundaries(lengths: Lengths, config: TrainConfig) -> TrainConfig:
     batching = config.batching
     if batching.strategy not in WITH_BOUNDARIES or batching.boundaries:
         return config
-    tokens = _admit(lengths, config).tokens
+    tokens, _, _ = admitted_tokens(lengths, config.data, length_limit(config))
+    totals = rows_of_length(tokens)
+    used = np.flatnonzero(totals[1:]) + 1
     boundaries = (
-        choose_boundaries(tokens, batching)
+        choose_boundaries(used, batching, totals[used])
         if batching.strategy == "bucketed"
-        else packed_lengths(tokens, batching)
+        else packed_lengths(used, batching)
     )
     return override_config(
         config,
         {"batching.boundaries": boundaries, "batching.num_buckets": len(boundaries)},
         source="boundaries",
     )
-
-
-def length_limit(config: TrainConfig) -> int | None:
-    """The longest admitted row in tokens: data.max_length or the last boundary; None: any."""
-    limits = [config.data.max_length]
-    if config.batching.strategy in WITH_BOUNDARIES and config.batching.boundaries:
-        limits.append(config.batching.boundaries[-1])
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _admit(lengths: Lengths, config: TrainConfig) -> AdmittedRows:
-    return admit_rows(lengths, config.data, length_limit(config))
 
 
 def _in_order(

@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.config.schema import DataConfig
+from tuner.config.schema import DataConfig, TrainConfig
 from tuner.data.lengths import Lengths
 from tuner.errors import BadInputError
 
 EMPTY = "empty"
 OVER_LONG = "over_long"
+
+ROWS_AT_A_TIME = 1_000_000
+
+WITH_BOUNDARIES = ("bucketed", "packed")
+"""Strategies whose longest admitted row is the last boundary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,14 @@ class AdmittedRows:
     tokens: NDArray[np.int64]
     num_truncated: int
     dropped: Mapping[str, int]
+
+
+def length_limit(config: TrainConfig) -> int | None:
+    """The longest admitted row in tokens: data.max_length or the last boundary; None: any."""
+    limits = [config.data.max_length]
+    if config.batching.strategy in WITH_BOUNDARIES and config.batching.boundaries:
+        limits.append(config.batching.boundaries[-1])
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def admit_rows(lengths: Lengths, data: DataConfig, limit: int | None) -> AdmittedRows:
@@ -86,6 +99,38 @@ def judge_rows(
         raise no_row_left(data, int(is_own.sum()), num_empty, num_over, limit)
     dropped = {EMPTY: num_empty, OVER_LONG: num_over if is_dropping else 0, **split}
     return is_kept, 0 if is_dropping else num_over, dropped
+
+
+def admitted_tokens(
+    lengths: Lengths, data: DataConfig, limit: int | None
+) -> tuple[NDArray[np.int32], int, Mapping[str, int]]:
+    """What `admit_rows` says, in 4 bytes a row.
+
+    Arguments and errors are those of `admit_rows`.
+
+    Returns:
+        int32 [N], length of each row of the set in tokens after truncation, 0: it is not batched;
+        rows that were cut; reason -> rows left out.
+    """
+    is_kept, num_truncated, dropped = judge_rows(lengths, data, limit)
+    tokens = np.array(lengths.tokens, dtype=np.int32)
+    tokens[~is_kept] = 0
+    if limit is not None:
+        np.minimum(tokens, limit, out=tokens)
+    return tokens, num_truncated, dropped
+
+
+def rows_of_length(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Rows of every length, int64 [longest + 1]; counted some at a time, to save memory.
+
+    Args:
+        tokens: int32 [N], lengths in tokens, >= 0.
+    """
+    # bincount makes int64 of what it is given.
+    counts = np.zeros(int(tokens.max(initial=0)) + 1, dtype=np.int64)
+    for start in range(0, len(tokens), ROWS_AT_A_TIME):
+        counts += np.bincount(tokens[start : start + ROWS_AT_A_TIME], minlength=len(counts))
+    return counts
 
 
 def no_row_left(

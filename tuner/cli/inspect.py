@@ -54,6 +54,13 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add("--epochs", type=int, default=3, metavar="N", help="of the planned run (default: 3)")
     add(
+        "--rows-per-slab",
+        type=int,
+        metavar="N",
+        help="rows planned at a time at most; of more, what slabs cost is said (default: that of "
+        "batching.rows_per_slab)",
+    )
+    add(
         "--study",
         type=Path,
         metavar="DIR",
@@ -95,7 +102,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from tuner.data.mindrecord import open_mindrecord
     from tuner.report.figures import draw_waste
     from tuner.simulate.advice import judge_lengths
-    from tuner.simulate.suggest import RunSetting, suggest_buckets
+    from tuner.simulate.suggest import ROWS_PER_SLAB, RunSetting, suggest_buckets
     from tuner.simulate.waste import profile_lengths
 
     _check_numbers(arguments)
@@ -113,6 +120,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         tokens_per_batch=_budget(arguments.tokens_per_batch, longest),
         epochs=arguments.epochs,
         cost=cost,
+        rows_per_slab=arguments.rows_per_slab or ROWS_PER_SLAB,
     )
     profile = profile_lengths(found.rows_by_length, arguments.batch_size)
     verdict = judge_lengths(profile)
@@ -129,7 +137,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    least = {"batch_size": 1, "epochs": 1, "tokens_per_batch": 1, "sample": 2}
+    least = {"batch_size": 1, "epochs": 1, "tokens_per_batch": 1, "sample": 2, "rows_per_slab": 1}
     for name, low in least.items():
         value = getattr(arguments, name)
         if value is not None and value < low:

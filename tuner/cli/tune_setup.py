@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from tuner.batching.rows import admit_rows
+from tuner.batching.rows import admitted_tokens
 from tuner.cli.entry import end_at_once
 from tuner.config.codec import load_config
 from tuner.config.override import override_config, parse_assignments
@@ -164,10 +164,10 @@ def _tuned_data(
     require_columns(dataset, [column for column in columns if column is not None])
     every_row = scan_lengths(dataset, base.data.input_column, cache=folder.path)
     lengths = training_part(every_row, base.evaluation)
-    admitted = admit_rows(lengths, base.data, base.data.max_length)
-    if HELD_OUT in admitted.dropped:
-        notice(f"{admitted.dropped[HELD_OUT]} rows are held out for evaluation and not tuned on")
-    return TunedData(dataset=dataset, lengths=lengths, longest=int(admitted.tokens.max()))
+    tokens, _, dropped = admitted_tokens(lengths, base.data, base.data.max_length)
+    if HELD_OUT in dropped:
+        notice(f"{dropped[HELD_OUT]} rows are held out for evaluation and not tuned on")
+    return TunedData(dataset=dataset, lengths=lengths, longest=int(tokens.max()))
 
 
 def _with_update_size(base: TrainConfig, data: TunedData, notice: Notice) -> TrainConfig:

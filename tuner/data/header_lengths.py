@@ -29,7 +29,7 @@ from tuner.data.column_layout import (
     read_element_counts,
 )
 from tuner.data.mindrecord import MindRecordSet, read_rows
-from tuner.data.record_index import MAX_THREADS
+from tuner.data.record_index import MAX_THREADS, RowIndex
 from tuner.errors import BadInputError
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -75,7 +75,7 @@ def read_counts(
     for number, (file, index) in enumerate(zip(dataset.files, dataset.row_indexes, strict=True)):
         rows = row_indices[cuts[number] : cuts[number + 1]] - first_rows[number]
         for stretch in _stretches(rows, index.blob_starts):
-            tasks.append((file, index.blob_starts[stretch], index.blob_bytes[stretch], layout))
+            tasks.append((file, index, stretch, layout))
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         found = list(pool.map(lambda task: _read_stretch(*task), tasks))
     return ElementCounts(
@@ -97,9 +97,10 @@ def _stretches(rows: IntArray, blob_starts: IntArray) -> list[IntArray]:
 
 
 def _read_stretch(
-    file: Path, starts: IntArray, num_bytes: IntArray, layout: ColumnLayout
+    file: Path, index: RowIndex, rows: IntArray, layout: ColumnLayout
 ) -> ElementCounts:
-    ends = starts + num_bytes
+    starts = index.blob_starts[rows]
+    ends = starts + index.blob_bytes[rows]
     # A map has to start at a multiple of the granularity.
     offset = int(starts.min()) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     try:

@@ -150,8 +150,7 @@ def _longest_of_set(
 
     `known` is the length of some row, so that rows that cannot be longer are not looked at.
     """
-    blob_bytes = np.concatenate([index.blob_bytes for index in dataset.row_indexes])
-    most = layout.most_elements(blob_bytes)
+    most = layout.most_elements(dataset.blob_bytes)
     candidates = np.flatnonzero(most > known)
     candidates = candidates[np.argsort(-most[candidates], kind="stable")]
     for start in range(0, len(candidates), ROWS_PER_LOOK):

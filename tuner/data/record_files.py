@@ -19,7 +19,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ SAMPLED_ROWS = 64
 SAMPLED_BYTES = 4096
 
 PathLike = str | os.PathLike[str]
+
+FileState = tuple[int, int]
+"""Size of a file in bytes and when it was last changed, in ns of Unix time."""
+
+
+def _no_rows() -> IntArray:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,12 @@ class MindRecordSet:
     """Version of the file format, as the headers name it."""
     row_indexes: tuple[RowIndex, ...] = field(default=(), repr=False, compare=False)
     """What opening read of each file's index."""
+    blob_starts: IntArray = field(default_factory=_no_rows, repr=False, compare=False)
+    """int64 [N], read-only; of all row_indexes, which hold parts of it."""
+    blob_bytes: IntArray = field(default_factory=_no_rows, repr=False, compare=False)
+    """int64 [N], read-only; as blob_starts."""
+    file_states: tuple[FileState, ...] = field(default=(), repr=False, compare=False)
+    """Of each file when it was opened."""
 
 
 def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
@@ -92,9 +105,11 @@ def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
                 fix="name only files that were written together",
             )
     indexes = read_row_indexes(list(map(_index_source, files, headers)))
+    file_states = tuple(file_state(file.stat()) for file in files)
     digest = hashlib.sha256()
     for file, header, index in zip(files, headers, indexes, strict=True):
         _check_and_digest(file, header, index, digest)
+    indexes, starts, sizes = _in_one_piece(indexes)
     return MindRecordSet(
         path=", ".join(os.fspath(one) for one in paths),
         files=files,
@@ -107,7 +122,34 @@ def open_mindrecord(path: PathLike | Sequence[PathLike]) -> MindRecordSet:
         fingerprint=digest.hexdigest(),
         format_version=", ".join(sorted({str(header.get("version")) for header in headers})),
         row_indexes=indexes,
+        blob_starts=starts,
+        blob_bytes=sizes,
+        file_states=file_states,
     )
+
+
+def file_state(status: os.stat_result) -> FileState:
+    """By which a change of a file is noticed."""
+    return status.st_size, status.st_mtime_ns
+
+
+def _in_one_piece(
+    indexes: Sequence[RowIndex],
+) -> tuple[tuple[RowIndex, ...], IntArray, IntArray]:
+    """The same indexes as parts of one array of starts and one of sizes, and these."""
+    if len(indexes) == 1:
+        return tuple(indexes), indexes[0].blob_starts, indexes[0].blob_bytes
+    starts = np.concatenate([index.blob_starts for index in indexes])
+    sizes = np.concatenate([index.blob_bytes for index in indexes])
+    for array in (starts, sizes):
+        array.flags.writeable = False
+    ends = np.cumsum([index.num_rows for index in indexes]).tolist()
+    parts = [slice(end - index.num_rows, end) for index, end in zip(indexes, ends, strict=True)]
+    cut = tuple(
+        replace(index, blob_starts=starts[part], blob_bytes=sizes[part])
+        for index, part in zip(indexes, parts, strict=True)
+    )
+    return cut, starts, sizes
 
 
 def require_columns(dataset: MindRecordSet, columns: Sequence[str]) -> None:

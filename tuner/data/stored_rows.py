@@ -4,7 +4,7 @@ MindDataset hands over one row after the other, through threads and queues of it
 time it is opened it reads the whole index again. Here the rows of several batches are read in the
 order in which they stand in the files and unpacked together by a few threads; a group of rows
 comes back in the order asked for. What is held are the groups of `workers + 1` tasks of about
-1 MiB each, whatever the size of the set.
+1 MiB of the files each, or of one group if that is more, whatever the set and its rows.
 
 The layout is MindSpore's own affair and may change. So, as for lengths (header_lengths.py),
 MindDataset reads some rows of every file once in a process, and only if both find the same arrays
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,8 +25,15 @@ import numpy.typing as npt
 
 from tuner.data.column_layout import ByteArray, ColumnLayout, ElementPlaces, find_elements
 from tuner.data.header_lengths import NoticeSink, damaged_row, layout_of, rows_to_check
-from tuner.data.mindrecord import MindRecordSet, read_rows, require_columns, require_row_indices
+from tuner.data.mindrecord import (
+    MindRecordSet,
+    open_mindrecord,
+    read_rows,
+    require_columns,
+    require_row_indices,
+)
 from tuner.data.packed_integers import BYTES_BEHIND, IntArray, first_unlike, unpack_integers
+from tuner.data.record_files import file_state
 from tuner.errors import BadInputError
 
 Row = tuple[npt.NDArray[Any], ...]
@@ -46,8 +53,10 @@ def read_groups(
     *,
     workers: int,
     notice: NoticeSink,
-) -> Iterator[list[Row]]:
+) -> Generator[list[Row], None, None]:
     """The rows of every group, in its order; groups are asked for as they are needed.
+
+    Closing the generator, or an error, ends its threads and closes the files.
 
     Args:
         dataset: From `open_mindrecord`.
@@ -58,14 +67,14 @@ def read_groups(
 
     Raises:
         BadInputError: a column is missing, an index is out of range, a row is damaged, or a file
-            cannot be read.
+            cannot be read or has other content than when it was opened.
     """
     require_columns(dataset, columns)
     layouts = _layouts(dataset, columns)
     if layouts is None or not _agrees(dataset, columns, layouts, notice):
         yield from _through_mindspore(dataset, columns, groups)
         return
-    with _open_files(dataset, columns) as reader, ThreadPoolExecutor(workers) as pool:
+    with _open_files(dataset, columns) as reader, ThreadPoolExecutor(workers, "read-rows") as pool:
         pending: deque[tuple[list[int], Future[list[Row]]]] = deque()
         try:
             for task in _tasks(dataset, groups):
@@ -121,23 +130,25 @@ def _through_mindspore(
 
 
 def _tasks(dataset: MindRecordSet, groups: Iterable[IntArray]) -> Iterator[list[IntArray]]:
-    total_bytes = sum(int(index.blob_bytes.sum()) for index in dataset.row_indexes)
-    mean_bytes = total_bytes / max(1, dataset.num_samples)
-    return _cut(groups, lambda group: len(group) * mean_bytes, BYTES_PER_TASK)
+    def blob_bytes(group: IntArray) -> int:
+        require_row_indices(dataset, group)
+        return int(dataset.blob_bytes[group].sum())
+
+    return _cut(groups, blob_bytes, BYTES_PER_TASK)
 
 
 def _cut(
-    groups: Iterable[IntArray], weight: Callable[[IntArray], float], most: float
+    groups: Iterable[IntArray], weight: Callable[[IntArray], int], most: int
 ) -> Iterator[list[IntArray]]:
     """Neighbouring groups together until they weigh enough."""
     some: list[IntArray] = []
-    weighed = 0.0
+    weighed = 0
     for group in groups:
         some.append(group)
         weighed += weight(group)
         if weighed >= most:
             yield some
-            some, weighed = [], 0.0
+            some, weighed = [], 0
     if some:
         yield some
 
@@ -170,17 +181,20 @@ class _Reader:
         self._dataset = dataset
         self._columns = columns
         self._descriptors = descriptors
+        self._states = dataset.file_states
         self._first_rows = np.concatenate([[0], np.cumsum(dataset.rows_per_file)])
 
     def read(self, rows: IntArray, layouts: Sequence[ColumnLayout]) -> list[Row]:
         """Rows in the order asked for.
 
         Args:
-            rows: int64 [M], row indices.
+            rows: int64 [M], indices of rows that are there.
             layouts: Of the columns.
         """
-        require_row_indices(self._dataset, rows)
+        if not len(rows):
+            return []
         blobs = self._read_blobs(rows)
+        self._require_unchanged()
         data = np.frombuffer(b"".join([*blobs, bytes(BYTES_BEHIND)]), np.uint8)
         ends = np.cumsum(np.fromiter(map(len, blobs), np.int64, len(blobs)))
         starts = ends - np.fromiter(map(len, blobs), np.int64, len(blobs))
@@ -210,12 +224,7 @@ class _Reader:
 
     def _read_blobs(self, rows: IntArray) -> list[bytes]:
         file_of_row = np.searchsorted(self._first_rows, rows, side="right") - 1
-        starts, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        for number in np.unique(file_of_row).tolist():
-            is_here = file_of_row == number
-            index = self._dataset.row_indexes[number]
-            local = rows[is_here] - self._first_rows[number]
-            starts[is_here], sizes[is_here] = index.blob_starts[local], index.blob_bytes[local]
+        starts, sizes = self._dataset.blob_starts[rows], self._dataset.blob_bytes[rows]
         # In the order of the files: neighbours are in the same pages of the cache or the disk.
         order = np.lexsort((starts, file_of_row))
         blobs = [b""] * len(rows)
@@ -229,6 +238,21 @@ class _Reader:
         for place, number, start, size in wanted:
             blobs[place] = self._pread(number, start, size)
         return blobs
+
+    def _require_unchanged(self) -> None:
+        """Look for changes; files of another time and the same content are the same files."""
+        states = tuple(file_state(os.fstat(descriptor)) for descriptor in self._descriptors)
+        if states == self._states:
+            return
+        dataset = self._dataset
+        if open_mindrecord(dataset.files).fingerprint != dataset.fingerprint:
+            pairs = zip(dataset.files, states, self._states, strict=True)
+            changed = next(file for file, now, before in pairs if now != before)
+            raise BadInputError(
+                f"{changed} has changed since it was opened",
+                fix="start again, with files that stay as they are",
+            )
+        self._states = states
 
     def _pread(self, number: int, start: int, size: int) -> bytes:
         try:

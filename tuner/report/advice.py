@@ -7,9 +7,10 @@ from typing import Any
 
 from tabulate import tabulate
 
+from tuner.batching.slabs import SlabLoss
 from tuner.simulate.advice import Verdict
 from tuner.simulate.sampling import SampledPadding
-from tuner.simulate.suggest import NOT_WORTH_MORE, PlanChoice, Suggestion
+from tuner.simulate.suggest import NOT_WORTH_MORE, ROWS_PER_SLAB, PlanChoice, Suggestion
 
 BOUNDARIES_A_LINE = 12
 
@@ -21,6 +22,7 @@ def format_advice(verdict: Verdict, suggestion: Suggestion) -> str:
             f"{verdict.reason}\n{describe_gain(suggestion)}",
             _format_suggestion(suggestion),
             "Its batches:\n" + _format_buckets(suggestion.best),
+            *_describe_slabs(suggestion),
             "Padding against the number of shapes, boundaries of least padding, "
             f"aligned to {suggestion.best.align}:\n" + _format_curve(suggestion),
             "Alignments, each with its fastest number of buckets:\n" + _format_aligns(suggestion),
@@ -77,6 +79,7 @@ def suggestion_values(suggestion: Suggestion) -> dict[str, Any]:
         "packed": _values(suggestion.packed),
         "curve": [_values(choice) for choice in suggestion.curve],
         "best_of_align": [_values(choice) for choice in suggestion.best_of_align],
+        "slabs": _slab_values(suggestion.slab_loss),
     }
 
 
@@ -111,9 +114,24 @@ def _format_suggestion(suggestion: Suggestion) -> str:
         )
     lines.append(
         f"  to try     batching: {{strategy: bucketed, num_buckets: {len(best.boundaries)}, "
-        f"align: {best.align}, tokens_per_batch: {suggestion.setting.tokens_per_batch}}}"
+        f"align: {best.align}, tokens_per_batch: {suggestion.setting.tokens_per_batch}"
+        f"{_slabs_to_try(suggestion)}}}"
     )
     return "\n".join(lines)
+
+
+def _slabs_to_try(suggestion: Suggestion) -> str:
+    most = suggestion.setting.rows_per_slab
+    return "" if most == ROWS_PER_SLAB else f", rows_per_slab: {most}"
+
+
+def _describe_slabs(suggestion: Suggestion) -> list[str]:
+    loss = suggestion.slab_loss
+    if loss is None:
+        return []
+    most = suggestion.setting.rows_per_slab
+    title = f"With at most {most:,} rows planned at a time (batching.rows_per_slab):"
+    return [f"{title}\n{loss.text}."]
 
 
 def _format_buckets(choice: PlanChoice) -> str:
@@ -223,6 +241,16 @@ def _values(choice: PlanChoice) -> dict[str, Any]:
         "estimated_run_s": _run_s(choice),
         "estimated_compile_s": choice.estimate.estimated_compile_s,
         "break_even_steps": None if ahead is None else ahead.steps,
+    }
+
+
+def _slab_values(loss: SlabLoss | None) -> dict[str, Any] | None:
+    if loss is None:
+        return None
+    return {
+        "num_slabs": loss.num_slabs,
+        "extra_rows": loss.extra_slots,
+        "extra_padded_fraction": loss.extra_padded_fraction,
     }
 
 

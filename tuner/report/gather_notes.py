@@ -8,6 +8,9 @@ from typing import Any, get_args
 from tuner.config.schema import ComputeDtype, GraphConfig, StrategyName
 from tuner.report.contents import NamedValue
 from tuner.report.study import StudyContext
+from tuner.simulate.histogram import LengthHistogram
+from tuner.simulate.screen import Screen
+from tuner.simulate.slab_loss import estimate_slab_loss
 from tuner.study.optuna_storage import describe_storage
 from tuner.study.result import StudyResult
 from tuner.study.search import BUSY_CORES
@@ -41,7 +44,8 @@ def gather_notes(result: StudyResult, setup: StudySetup, context: StudyContext) 
     """Assumptions and what was left out, one sentence or two each."""
     on_device = (ON_CPU,) if context.device == "CPU" else ()
     busy = _of_other_programs(result, setup)
-    return (*context.notes, *METHOD, busy, *on_device, *_not_proposed(setup.space))
+    slabs = _of_slabs(result, setup)
+    return (*context.notes, *METHOD, busy, *slabs, *on_device, *_not_proposed(setup.space))
 
 
 def disturbed_by(result: StudyResult) -> Mapping[str, float]:
@@ -63,6 +67,18 @@ def _of_other_programs(result: StudyResult, setup: StudySetup) -> str:
         return f"No other program took {BUSY_CORES:g} cores or more while something was timed."
     told = "; ".join(f"{name}: {cores:.1f}" for name, cores in disturbed.items())
     return f"Cores that other programs took while something was timed: {told}."
+
+
+def _of_slabs(result: StudyResult, setup: StudySetup) -> list[str]:
+    """What planning the best config slab by slab costs it."""
+    if result.best is None:
+        return []
+    config = result.best.outcome.config
+    if setup.data.lengths.num_samples <= config.batching.rows_per_slab:
+        return []
+    screen = Screen(LengthHistogram.from_tokens(setup.data.lengths.own_tokens))
+    loss = estimate_slab_loss(screen, config)
+    return [] if loss is None else [f"The best config: {loss.text}."]
 
 
 def gather_environment(setup: StudySetup, context: StudyContext) -> tuple[NamedValue, ...]:

@@ -7,7 +7,9 @@ exact expectations over all shuffles: each batch of n rows is a draw without rep
 and given that, its rows are any n of the N_u. By linearity the expected steps of a length are the
 sum over the batches, the ragged last one with its own n.
 
-Cost: 1 to 2 ms a setting on one core (results/benchmarks/boundaries.md).
+Of more rows than batching.rows_per_slab every slab is screened.
+
+Cost: 1 to 2 ms a setting and slab on one core (results/benchmarks/boundaries.md).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from tuner.batching.boundary_rules import BOUNDARY_RULES
 from tuner.batching.grouping import Shape, bucket_batch_size, sizes_of_batches, spread_rows
 from tuner.batching.packed import pack_counts, packed_lengths
 from tuner.batching.plan import length_limit
+from tuner.batching.slab_shares import batching_of_slabs, count_slabs, rows_of_slabs
 from tuner.config.schema import BatchingConfig, LoopConfig, TrainConfig
 from tuner.simulate.histogram import IntArray, LengthHistogram
 from tuner.simulate.stats import EpochFigures
@@ -180,6 +183,28 @@ EXPECTED = ("dynamic",)
 """Strategies whose figures are expectations."""
 
 
+def screen_slabs(
+    rows: LengthHistogram, num_slabs: int, batching: BatchingConfig, world_size: int
+) -> StepsByShape:
+    """The steps of all slabs, as `plan_in_slabs` makes them.
+
+    Args:
+        rows: Admitted rows.
+        num_slabs: K >= 2.
+        batching: Boundaries of `bucketed` written out, and batch sizes.
+        world_size: Ranks, >= 1.
+    """
+    totals = np.zeros(rows.longest + 1, dtype=np.int64)
+    totals[rows.lengths] = rows.counts
+    shared = batching_of_slabs(totals, num_slabs, batching, world_size)
+    parts = []
+    for counts in rows_of_slabs(totals, num_slabs):
+        lengths = np.flatnonzero(counts)
+        slab = LengthHistogram(lengths=lengths, counts=counts[lengths])
+        parts.append(SCREENS[shared.strategy](slab, shared, world_size))
+    return _together(parts)
+
+
 class Screen:
     """Plans of one data set in any number of settings; solved boundaries are kept.
 
@@ -205,15 +230,32 @@ class Screen:
             BadInputError: as `plan_batches`.
         """
         batching = config.batching
-        admission = (config.data.overflow, length_limit(config))
-        if admission not in self._admitted:
-            self._admitted[admission] = self._histogram.admit(config.data, admission[1])
-        rows = self._admitted[admission]
+        admission, rows = self._rows_of(config)
         if batching.strategy == "bucketed" and not batching.boundaries:
             boundaries = self._choose_boundaries(admission, rows, batching)
             batching = batching.model_copy(update={"boundaries": boundaries})
-        steps = SCREENS[batching.strategy](rows, batching, world_size)
+        num_slabs = count_slabs(rows.num_rows, batching)
+        steps = (
+            SCREENS[batching.strategy](rows, batching, world_size)
+            if num_slabs < 2
+            else screen_slabs(rows, num_slabs, batching, world_size)
+        )
         return _sum_up(steps, rows, config, world_size)
+
+    def num_admitted(self, config: TrainConfig) -> int:
+        """Rows that are batched under this config.
+
+        Raises:
+            BadInputError: as `plan_batches`.
+        """
+        return self._rows_of(config)[1].num_rows
+
+    def _rows_of(self, config: TrainConfig) -> tuple[tuple[Any, ...], LengthHistogram]:
+        """The admitted rows, and what they are kept under."""
+        admission = (config.data.overflow, length_limit(config))
+        if admission not in self._admitted:
+            self._admitted[admission] = self._histogram.admit(config.data, admission[1])
+        return admission, self._admitted[admission]
 
     def _choose_boundaries(
         self, admission: tuple[Any, ...], rows: LengthHistogram, batching: BatchingConfig
@@ -272,6 +314,29 @@ def _steps_by_shape(
         real_tokens=np.array(real_tokens),
         num_filler_rows=num_slots - int(rows.num_rows.sum()),
     )
+
+
+def _together(parts: Sequence[StepsByShape]) -> StepsByShape:
+    """The steps of several plans, equal shapes added up."""
+    sizes = np.concatenate([part.batch_sizes for part in parts])
+    lengths = np.concatenate([part.padded_lengths for part in parts])
+    shapes, index = np.unique(np.stack([sizes, lengths]), axis=1, return_inverse=True)
+    index = index.ravel()
+    num_steps = np.concatenate([part.num_steps for part in parts])
+    real_tokens = np.concatenate([part.real_tokens for part in parts])
+    return StepsByShape(
+        batch_sizes=shapes[0],
+        padded_lengths=shapes[1],
+        num_steps=_added_up(index, num_steps),
+        real_tokens=_added_up(index, real_tokens),
+        num_filler_rows=sum(part.num_filler_rows for part in parts),
+    )
+
+
+def _added_up(index: IntArray, numbers: Numbers) -> Numbers:
+    # Sums in float64 are exact below 2^53.
+    sums = np.bincount(index, weights=numbers)
+    return sums if numbers.dtype.kind == "f" else sums.astype(np.int64)
 
 
 def _counted(columns: IntArray) -> Iterator[tuple[tuple[int, int], int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.batching.align import align_length
+from tuner.batching.slabs import SlabLoss
 from tuner.config.schema import (
     BatchingConfig,
     DataConfig,
@@ -24,11 +25,14 @@ from tuner.simulate.cost import CostModel
 from tuner.simulate.estimate import Estimate, estimate_from_model
 from tuner.simulate.histogram import LengthHistogram
 from tuner.simulate.screen import Screen, ScreenedPlan
+from tuner.simulate.slab_loss import estimate_slab_loss
 
 MAX_BUCKETS = 32
 ALIGNMENTS = (8, 16, 32, 64, 128)
 NOT_WORTH_MORE = 0.01
 """Share of the run's seconds that fewer shapes or a coarser alignment may cost."""
+
+ROWS_PER_SLAB: int = BatchingConfig.model_fields["rows_per_slab"].default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +43,13 @@ class RunSetting:
         tokens_per_batch: Padded tokens of a batch at most.
         epochs: Passes over the data, >= 1.
         cost: Seconds of steps and compiles.
+        rows_per_slab: Rows that are planned at a time at most.
     """
 
     tokens_per_batch: int
     epochs: int
     cost: CostModel
+    rows_per_slab: int = ROWS_PER_SLAB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,7 @@ class Suggestion:
         curve: Entry K-1: K buckets of the suggested alignment.
         best_of_align: For each alignment its fastest number of buckets.
         setting: What was assumed.
+        slab_loss: Of the suggestion; None: its rows are planned together.
     """
 
     fixed: PlanChoice
@@ -91,6 +98,7 @@ class Suggestion:
     curve: tuple[PlanChoice, ...]
     best_of_align: tuple[PlanChoice, ...]
     setting: RunSetting
+    slab_loss: SlabLoss | None
 
     @property
     def gain(self) -> float:
@@ -116,13 +124,15 @@ def suggest_buckets(histogram: LengthHistogram, setting: RunSetting) -> Suggesti
     least_s = min(map(_seconds, fastest.values()))
     align = max(align for align in aligns if _is_close(fastest[align], least_s))
     least_s = _seconds(fastest[align])
+    best = next(choice for choice in curves[align] if _is_close(choice, least_s))
     return Suggestion(
         fixed=of_align[align].choose("fixed"),
         packed=of_align[align].choose("packed"),
-        best=next(choice for choice in curves[align] if _is_close(choice, least_s)),
+        best=best,
         curve=curves[align],
         best_of_align=tuple(fastest.values()),
         setting=setting,
+        slab_loss=of_align[align].slab_loss(best.num_shapes),
     )
 
 
@@ -159,17 +169,24 @@ class _Alignment:
             break_even=find_break_even(estimate, self._baseline, tokens_per_step),
         )
 
+    def slab_loss(self, num_buckets: int) -> SlabLoss | None:
+        """What slabs cost so many buckets."""
+        return estimate_slab_loss(self._screen, self._config("bucketed", num_buckets))
+
     def _plan(self, strategy: StrategyName, num_buckets: int = 1) -> ScreenedPlan:
+        return self._screen.plan(self._config(strategy, num_buckets))
+
+    def _config(self, strategy: StrategyName, num_buckets: int) -> TrainConfig:
         batching = BatchingConfig(
             strategy=strategy,
             num_buckets=num_buckets,
             align=self._align,
             tokens_per_batch=self._setting.tokens_per_batch,
+            rows_per_slab=self._setting.rows_per_slab,
         )
-        config = TrainConfig(
+        return TrainConfig(
             data=DataConfig(path=""), batching=batching, model=ModelConfig(vocab_size=1)
         )
-        return self._screen.plan(config)
 
     def _estimate(self, plan: ScreenedPlan) -> Estimate:
         return estimate_from_model(plan, self._setting.cost, self._setting.epochs)

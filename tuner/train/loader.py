@@ -14,7 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,7 +228,10 @@ def _places_in_slots(
 
 
 def _number_samples(
-    packing: Packing, planned: PlannedBatch, placed: NDArray[np.int64], kept: NDArray[np.int64]
+    packing: Packing,
+    planned: PlannedBatch,
+    placed: NDArray[np.integer[Any]],
+    kept: NDArray[np.int64],
 ) -> None:
     ordinals = runs(np.ones(len(planned.rows_per_slot), dtype=np.int64), planned.rows_per_slot)
     packing.segment_ids_BT.ravel()[placed] = np.repeat(ordinals, kept)
@@ -268,8 +271,10 @@ def read_batches(
         workers=config.data.read_workers,
         notice=notice,
     )
-    for rows in groups:
-        yield pad_batch(rows, pending.popleft(), config)
+    # An error keeps this frame alive, and without closing the reader's files and threads.
+    with closing(groups):
+        for rows in groups:
+            yield pad_batch(rows, pending.popleft(), config)
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class RunInputs:
         if self.plan.num_truncated:
             lines.append(f"{self.plan.num_truncated} rows truncated to the longest padded length")
         if isinstance(self.plan, SlabPlan):
-            lines.append(_slab_notice(self.plan))
+            lines.append(self.plan.loss.text)
         return lines + (self._evaluation_notices() if self.evaluation else [])
 
     def _evaluation_notices(self) -> list[str]:
@@ -90,18 +90,6 @@ class RunInputs:
         if plan.num_truncated:
             lines.append(f"evaluation: {plan.num_truncated} rows truncated")
         return lines
-
-
-def _slab_notice(plan: SlabPlan) -> str:
-    slots = int(plan.batch_sizes.sum()) * plan.world_size
-    loss = plan.loss
-    line = (
-        f"planned in {len(plan.steps_of_slab)} slabs: {loss.extra_slots:,} rows more in all "
-        f"batches ({loss.extra_slots / slots:.3%})"
-    )
-    if loss.extra_padded_fraction is None:
-        return f"{line} than in one plan"
-    return f"{line} and {loss.extra_padded_fraction:.3%} more padded tokens than in one plan"
 
 
 def open_inputs(
