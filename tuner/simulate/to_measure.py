@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from tuner.batching.grouping import Shape
 from tuner.simulate.cost_book import KnownCosts
@@ -14,6 +14,10 @@ the error of a measurement between processes there is nothing to win by another 
 FAR_BELOW = 2
 """Times the padded tokens of a plan's smallest shape that the next measured one may have. Random
 batches from 8 x 160 up, foretold from shapes of 5,000 tokens and more: 84 % too much."""
+
+
+NEAR = 1.5
+"""Ratio of padded tokens, and of lengths, up to which two shapes tell of each other."""
 
 
 def choose_shapes(
@@ -60,14 +64,35 @@ def choose_shapes(
             break
         if shape not in chosen:
             chosen.append(shape)
-    return tuple(sorted(chosen, key=_size, reverse=True))
+    return largest_first(chosen)
 
 
-def largest_first(counts: Mapping[Shape, float]) -> tuple[Shape, ...]:
-    """Every shape that an epoch meets, most padded tokens first."""
-    return tuple(
-        sorted((shape for shape, count in counts.items() if count), key=_size, reverse=True)
-    )
+def far_shapes(wanted: Sequence[Shape], known: Collection[Shape]) -> tuple[Shape, ...]:
+    """Those of the wanted shapes of which no known one tells, each far from the others, too.
+
+    A plan whose batches all have as many rows says little of many short rows: overhead, tokens and
+    attention grow together along its shapes, and fits of all three pass through them. On a dynamic
+    graph one more shape costs a few steps.
+
+    Args:
+        wanted: Shapes that any plan may meet.
+        known: Measured, or about to be.
+    """
+    chosen: list[Shape] = []
+    for shape in wanted:
+        if not any(_is_near(shape, other) for other in (*known, *chosen)):
+            chosen.append(shape)
+    return tuple(chosen)
+
+
+def _is_near(shape: Shape, other: Shape) -> bool:
+    pairs = zip(_size(shape), _size(other), strict=True)
+    return all(max(pair) <= NEAR * min(pair) for pair in pairs)
+
+
+def largest_first(shapes: Collection[Shape]) -> tuple[Shape, ...]:
+    """Shapes by their padded tokens, most first: one too large for memory shows at once."""
+    return tuple(sorted(shapes, key=_size, reverse=True))
 
 
 def _open_s(shape: Shape, num_steps: float, costs: KnownCosts) -> float:
