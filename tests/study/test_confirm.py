@@ -121,6 +121,14 @@ class TestCandidates:
         chosen = choose_candidates([best, simple, packed])
         assert [item.number for item in chosen.values()] == [100, 130, 101]
 
+    def test_a_rival_of_the_same_kind_that_is_no_simpler_is_not_measured_again(self, outcomes):
+        static = next(item for item in outcomes if item.outcome.baseline == TEN_QUANTILES)
+        best, *others = (
+            with_run(static, low, 105.0, 100 + count, baseline=None, shapes=((4, 8),) * count)
+            for count, low in ((3, 95.0), (3, 96.0), (4, 96.0))
+        )
+        assert list(choose_candidates([best, *others])) == [name_of(best)]
+
     def test_a_proposal_that_is_a_baseline_is_measured_once(self, outcomes):
         baseline = next(item for item in outcomes if item.outcome.baseline == TEN_QUANTILES)
         same = with_run(baseline, 1.0, 1.0, number=99, baseline=None)

@@ -102,7 +102,7 @@ def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, Numbered
 
     The best, and of the others whose interval reaches its own two that may win: the best of
     another strategy or graph mode, which was measured at another time, when the machine may have
-    been slower; and the simplest, if the best is ahead by noise alone.
+    been slower; and the simplest of simpler ones, if the best is ahead by noise alone.
     """
     feasible = [item for item in outcomes if is_feasible(item.outcome)]
     proposals = [item for item in feasible if item.outcome.baseline is None]
@@ -112,8 +112,9 @@ def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, Numbered
         chosen[name_of(best)] = best
         rivals = [item for item in proposals if item is not best and _may_equal(item, best)]
         others = [item for item in rivals if _kind(item) != _kind(best)]
+        simpler = [item for item in rivals if simplicity(item.outcome) < simplicity(best.outcome)]
         simple = min(
-            rivals, key=lambda item: (simplicity(item.outcome), item.number), default=None
+            simpler, key=lambda item: (simplicity(item.outcome), item.number), default=None
         )
         for rival in (choose_best(others), simple):
             if rival is not None:
