@@ -8,7 +8,7 @@ from pathlib import Path
 from tuner.config.schema import ProvenanceConfig, TrainConfig
 from tuner.data.record_files import open_mindrecord, require_columns
 from tuner.diagnose.capability import CapabilityResult
-from tuner.diagnose.finding import Finding
+from tuner.diagnose.finding import Finding, finding_of_error
 from tuner.diagnose.host import Host, check_host, read_host
 from tuner.errors import BadInputError
 
@@ -54,13 +54,8 @@ def _check_data(config: TrainConfig) -> Iterator[Finding]:
         columns = [config.data.input_column, config.data.label_column]
         require_columns(dataset, [column for column in columns if column is not None])
     except BadInputError as error:
-        yield Finding(
-            name="config-data",
-            severity="error",
-            what=f"data.path: {error.problem}",
-            why="there is nothing to train on",
-            fix=error.fix,
-        )
+        why = "there is nothing to train on"
+        yield finding_of_error(error, name="config-data", why=why, place="data.path")
         return
     yield Finding(
         name="config-data", severity="ok", what=f"{config.data.path}: {dataset.num_samples:,} rows"
@@ -115,13 +110,8 @@ def _check_graph(
         check_fits(config, device)
         attention = attention_of(config, device, _longest(config))
     except BadInputError as error:
-        yield Finding(
-            name="config-refused",
-            severity="error",
-            what=error.problem,
-            why="varseq-train refuses it here",
-            fix=error.fix,
-        )
+        why = "varseq-train refuses it here"
+        yield finding_of_error(error, name="config-refused", why=why)
         return
     broken = [item for item in tried if not item.works and _is_of(item, config)]
     for item in broken:

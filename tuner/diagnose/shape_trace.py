@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
 from tuner.diagnose.cell_calls import CellCall, Dims, ShapeTrace, format_trace
-from tuner.diagnose.finding import Finding
+from tuner.diagnose.finding import Finding, finding_of_error
 from tuner.diagnose.source_lines import LineWatch
 from tuner.diagnose.trace_faults import find_faults
 from tuner.errors import BadInputError
@@ -134,10 +134,7 @@ def trace_config(config: TrainConfig) -> TraceReport:
             else build_model(config, longest, reads_source=False)
         )
     except BadInputError as error:
-        why = "no run starts with it"
-        refused = Finding(
-            name="model-not-built", severity="error", what=error.problem, why=why, fix=error.fix
-        )
+        refused = finding_of_error(error, name="model-not-built", why="no run starts with it")
         return TraceReport(traces=(), findings=(refused,))
     by_size = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     chosen = dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]])
