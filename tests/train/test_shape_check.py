@@ -80,7 +80,7 @@ def loaded_batches(draw):
 @given(loaded_batches())
 def test_what_the_loader_makes_passes(case):
     config, batch = case
-    assert check_batch(batch, config, batch.shape[1], planned=batch.shape) == []
+    assert check_batch(batch, config, batch.shape[1]) == []
 
 
 @pytest.mark.parametrize("config", [PADDED, PACKED, OWN_CELL])
@@ -184,8 +184,6 @@ def test_arrays_of_other_shapes_are_named():
     short = dataclasses.replace(batch, targets_BT=batch.targets_BT[:, :4])
     [found] = check_batch(short, OWN_CELL, 6)
     assert (found.name, found.what) == ("labels-length", "labels are [3, 4], input_ids [3, 6]")
-    [found] = check_batch(batch, OWN_CELL, 6, planned=(3, 8))
-    assert (found.name, found.what) == ("planned-shape", "the batch is [3, 6], planned is [3, 8]")
 
 
 def test_positions_past_the_table_are_named():
@@ -214,8 +212,6 @@ def test_only_the_first_batch_of_a_shape_is_looked_at():
         first.check(wrong)
     first.check(good)
     first.check(wrong)
-    with pytest.raises(BadInputError, match="planned is"):
-        first.check(good, planned=(2, 8))
 
 
 def stored(**changes):
