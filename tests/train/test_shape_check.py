@@ -236,23 +236,24 @@ STORED = [
 @pytest.mark.parametrize(("name", "changes", "words"), STORED)
 def test_a_stored_row_whose_columns_do_not_fit_is_named(name, changes, words):
     config = make_config({**SMALL, "model.max_positions": 4})
-    [found] = check_row(stored(**changes), config)
+    [found] = check_row("row 7", stored(**changes), config)
     assert found.name == name
     assert words in found.what
+    assert found.what.startswith("row 7: ")
 
 
 def test_a_sound_stored_row_passes():
-    assert check_row(stored(), PADDED) == []
+    assert check_row("row 7", stored(), PADDED) == []
     alone = {"input_ids": np.array([1, 2], np.int32)}
-    assert check_row(alone, make_config({**SMALL, "data.label_column": None})) == []
+    assert check_row("row 7", alone, make_config({**SMALL, "data.label_column": None})) == []
 
 
 def test_ids_and_labels_are_judged_as_the_loader_judges_them():
     columns = stored(labels=[2, 3])
     arrays = (columns["input_ids"], columns["labels"])
     with pytest.raises(BadInputError) as raised:
-        check_ids_and_labels("the row", ["input_ids", "labels"], arrays, 10)
-    [found] = check_row(columns, PADDED)
+        check_ids_and_labels("row 7", ["input_ids", "labels"], arrays, 10)
+    [found] = check_row("row 7", columns, PADDED)
     assert (found.what, found.fix) == (raised.value.problem, raised.value.fix)
 
 

@@ -10,6 +10,7 @@ from tuner.data.record_files import open_mindrecord, require_columns
 from tuner.diagnose.capability import CapabilityResult
 from tuner.diagnose.finding import Finding, finding_of_error
 from tuner.diagnose.host import Host, check_host, read_host
+from tuner.diagnose.row_check import check_rows
 from tuner.errors import BadInputError
 
 
@@ -29,7 +30,7 @@ def check_config(
         versions: Installed ones, by the names that provenance has.
         tried: What was found to work, or not, by doing it.
     """
-    findings = [*_check_data(config), *_check_places(config)]
+    findings = [*_check_data(config, device), *_check_places(config)]
     findings += _check_graph(config, device, tried)
     findings += _check_memory(config, host)
     if config.provenance is None:
@@ -47,8 +48,8 @@ def check_config(
     return findings
 
 
-def _check_data(config: TrainConfig) -> Iterator[Finding]:
-    """The rows are there, and they are those that were tuned on."""
+def _check_data(config: TrainConfig, device: str | None) -> Iterator[Finding]:
+    """The rows are there and whole, and they are those that were tuned on."""
     try:
         dataset = open_mindrecord(config.data.path)
         columns = [config.data.input_column, config.data.label_column]
@@ -71,6 +72,8 @@ def _check_data(config: TrainConfig) -> Iterator[Finding]:
             why="its shapes and predictions belong to other lengths; varseq-train refuses",
             fix="run varseq-tune on this data, or train with --accept-data",
         )
+    if device is not None:
+        yield from check_rows(dataset, config)
 
 
 def _check_places(config: TrainConfig) -> Iterator[Finding]:
