@@ -16,7 +16,7 @@ from tiny_model import TINY_MODEL, random_batch
 from tuner.batching.plan import PlannedBatch
 from tuner.config.schema import PrecisionConfig
 from tuner.errors import BadInputError
-from tuner.train import device_ops
+from tuner.train import build
 from tuner.train.flash import FlashMask, FlashMix, attention_of, flash_refusal
 from tuner.train.flash_arguments import FlashCall, check_flash_arguments
 from tuner.train.graph import op_by_op
@@ -172,7 +172,7 @@ def test_a_float_mask_is_refused_by_its_name(kind, dtype, request):
         flash_reference.flash_attention_score(**as_arrays(floats))
 
 
-def test_a_whole_decoder_gives_the_logits_of_the_matrix_products(device, monkeypatch):
+def test_a_whole_decoder_gives_the_logits_of_the_matrix_products(device):
     """Padded rows and packed ones with a filler, two layers, grouped queries."""
     config = make_config(FLASH_MODEL)
     batch = random_batch((3, 12), (12, 7, 2))
@@ -186,10 +186,8 @@ def test_a_whole_decoder_gives_the_logits_of_the_matrix_products(device, monkeyp
     )
     both = pad_batch(rows, planned, of_packed)
     packing = (both.packing.segment_ids_BT, both.packing.positions_BT)
-    math = Decoder(config.model, 16, 1, dtypes_of(FP16), "math")
-    monkeypatch.setattr(device_ops, "chosen_device", lambda: "Ascend")
-    flash = Decoder(config.model, 16, 1, dtypes_of(FP16))
-    assert (math.is_flash, flash.is_flash) == (False, True)
+    math = Decoder(config.model, 16, 1, dtypes_of(FP16))
+    flash = Decoder(config.model, 16, 1, dtypes_of(FP16), is_flash=True)
     stand_in = StandIn()
     for layer in flash.layers:
         layer.attention.mix.attend = stand_in
@@ -205,10 +203,31 @@ def test_a_whole_decoder_gives_the_logits_of_the_matrix_products(device, monkeyp
     assert [call.sparse_mode for call in stand_in.calls] == [2, 2, 1, 1]
 
 
+FP16_MODEL = {
+    **FLASH_MODEL,
+    "precision.compute_dtype": "fp16",
+    "precision.fp32_ops": ["softmax"],
+}
+
+
+@pytest.mark.parametrize(
+    ("device_name", "attention", "is_flash"),
+    [("Ascend", "auto", True), ("Ascend", "math", False), ("CPU", "auto", False)],
+)
+def test_the_model_attends_as_config_and_device_say(
+    device, monkeypatch, device_name, attention, is_flash
+):
+    monkeypatch.setattr(build, "chosen_device", lambda: device_name)
+    model = build.build_model(make_config({**FP16_MODEL, "graph.attention": attention}), 16)
+    assert model.is_flash == is_flash
+    mixes = {type(layer.attention.mix) for layer in model.layers}
+    assert (mixes == {FlashMix}) == is_flash
+
+
 def test_flash_where_it_cannot_be_is_refused_with_the_way_out(device):
-    config = make_config({**FLASH_MODEL, "graph.attention": "flash"})
+    config = make_config({**FP16_MODEL, "graph.attention": "flash"})
     with pytest.raises(BadInputError) as caught:
-        Decoder(config.model, 16, 1, dtypes_of(FP16), "flash")
+        build.build_model(config, 16)
     assert str(caught.value) == (
         "graph.attention flash cannot be: flash attention needs Ascend (here: CPU); set "
         "graph.attention to auto or math"
@@ -231,15 +250,14 @@ def test_flash_where_it_cannot_be_is_refused_with_the_way_out(device):
 def test_a_refusal_says_why_and_auto_goes_on_with_matrix_products(
     changes, device_name, max_length, batch_size, words
 ):
-    base = {**FLASH_MODEL, "precision.compute_dtype": "fp16", "precision.fp32_ops": ["softmax"]}
-    config = make_config({**base, **changes})
+    config = make_config({**FP16_MODEL, **changes})
     arguments = (device_name, max_length, batch_size)
     refusal = flash_refusal(config.model, config.precision, *arguments)
     assert words in refusal
     choice = attention_of(config, *arguments)
     assert (choice.name, choice.reason) == ("math", refusal)
     assert str(choice) == f"attention: matrix products, since {refusal}"
-    wanted = make_config({**base, **changes, "graph.attention": "flash"})
+    wanted = make_config({**FP16_MODEL, **changes, "graph.attention": "flash"})
     with pytest.raises(BadInputError, match="attention flash cannot be"):
         attention_of(wanted, *arguments)
 
