@@ -75,7 +75,7 @@ class Attention(nn.Cell):
         B: int,
         T: int,
         angles: tuple[tuple[Tensor, Tensor], ...],
-        mask: Tensor,
+        mask: Tensor | tuple[Tensor, ...],
     ) -> Tensor:
         """Attend; [M, D] to [M, D] of the products' dtype.
 

@@ -56,7 +56,7 @@ class DecoderLayer(nn.Cell):
         B: int,
         T: int,
         angles: tuple[tuple[Tensor, Tensor], ...],
-        mask: Tensor,
+        mask: Tensor | tuple[Tensor, ...],
     ) -> Tensor:
         """[M, D] to [M, D] of residual's dtype; the others as `Attention` takes them."""
         branch_MD = self.attention(self.input_norm(x_MD), B, T, angles, mask)
@@ -127,7 +127,8 @@ class Decoder(nn.Cell):
         Args:
             input_ids_BT: Token ids.
             packing: Of packed rows segment ids and positions, int32 [B, T] each: tokens see only
-                their own segment. Without them a row is one sample.
+                their own segment. Without them a row is one sample. Flash attention takes
+                cumulative lengths too, int64 [E], which say the same as the ids.
         """
         B, T = input_ids_BT.shape
         logits_MV = self.logits(self.hidden(input_ids_BT, packing), self.head_weight())
@@ -186,7 +187,7 @@ class Decoder(nn.Cell):
             return angles
         return self.spread(angles, (1, num_heads, 1, 1)).reshape(-1, self.head_size)
 
-    def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor:
+    def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         """What is added to the scores or hides them, as `Attention` takes it."""
         if self.is_flash:
             return self.flash_mask(packing)
