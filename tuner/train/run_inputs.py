@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tuner.batching.packed_bounds import PackedBounds, packed_bounds
 from tuner.batching.pinned_shapes import pin_shapes
 from tuner.batching.plan import BatchPlan, plan_batches, resolve_boundaries
 from tuner.config.positions import check_length
@@ -45,6 +46,11 @@ class RunInputs:
     def longest(self) -> int:
         """Tokens of the longest padded row."""
         return max(length for _, length in self.plan.shapes)
+
+    @property
+    def bounds(self) -> PackedBounds | None:
+        """Of all batches of packed rows, in whichever epoch; None where rows are not packed."""
+        return packed_bounds(self.plan, self.config.batching)
 
     def notices(self) -> list[str]:
         """What became of rows that are not batched as they are."""
