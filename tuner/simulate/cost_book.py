@@ -145,10 +145,10 @@ class CostBook:
         # Other keys may have borrowed from this one.
         self._known.clear()
 
-    def plus(self, process: ProcessMeasurement) -> CostBook:
-        """A book that knows one more; this one stays as it is."""
+    def plus(self, *processes: ProcessMeasurement) -> CostBook:
+        """A book that knows more; this one stays as it is."""
         everything = [item for items in self._processes.values() for item in items]
-        return CostBook([*everything, process], self._models)
+        return CostBook([*everything, *processes], self._models)
 
     @property
     def keys(self) -> tuple[CostKey, ...]:

@@ -96,6 +96,20 @@ class Confirmation:
         """The outcome to take."""
         return self.candidates[self.verdict.winner] if self.verdict else None
 
+    def processes(self, device: str) -> tuple[ProcessMeasurement, ...]:
+        """What the rounds measured, on this device."""
+        return tuple(
+            ProcessMeasurement(
+                key=CostKey.of(self.candidates[item.candidate].outcome.config, device),
+                shapes=item.shapes,
+                update=None,
+                base_bytes=0,
+                peak_bytes=0,
+            )
+            for item in self.rounds
+            if item.status == "ok" and item.candidate in self.candidates
+        )
+
 
 def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, NumberedOutcome]:
     """Name -> what to confirm: the best few proposals, then all baselines that were measured.
