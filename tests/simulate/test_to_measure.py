@@ -116,6 +116,24 @@ def test_stops_when_the_rest_is_known_well():
     assert choose_shapes(met, 7, costs(0.4), 9) == ((1, 100), (1, 50))
 
 
+def test_nothing_is_measured_more_closely_than_the_machine_is_steady():
+    """Of 200 tokens (1, 100) is known; 20 % of the other 100 are open, 10 % of the run."""
+    met = {(1, 100): 1, (1, 99): 1}
+    costs = costs_of([(1, 100)], error=0.2)
+    model = CostModel(**{**vars(costs.model), "compile_per_step_s": 0.0})
+    found = {
+        error: choose_shapes(
+            met,
+            # Compiles of 2 s and none, so that steps are nearly all of the run.
+            1000,
+            KnownCosts(**{**vars(costs), "model": model, "process_error": error}),
+            9,
+        )
+        for error in (0.0, 0.09, 0.11)
+    }
+    assert found == {0.0: ((1, 99),), 0.09: ((1, 99),), 0.11: ()}
+
+
 def test_the_largest_is_measured_though_the_run_is_known_well():
     met = {(1, 100): 1, (1, 50): 9}
     assert choose_shapes(met, 1, costs_of(error=1e-6), 9) == ((1, 100),)

@@ -27,11 +27,12 @@ def choose_shapes(
 
     The uncertain seconds of a shape are its half width times its steps, and those of its compile.
     Shapes that were not measured are taken from the most uncertain seconds down, until what is
-    left open is under KNOWN_WELL of the run. The largest shape comes first of all where nothing as
-    large was measured: it decides whether the plan fits in memory. The smallest comes next where
-    nothing was measured, or is about to be, of at most FAR_BELOW times its padded tokens, and a
-    place is left for others: a fit foretells between shapes that it knows, and what a step takes
-    that does no work shows in the small ones.
+    left open is under KNOWN_WELL of the run, or under the error that all of its steps have in
+    common, where the machine is less steady than that. The largest shape comes first of all where
+    nothing as large was measured: it decides whether the plan fits in memory. The smallest comes
+    next where nothing was measured, or is about to be, of at most FAR_BELOW times its padded
+    tokens, and a place is left for others: a fit foretells between shapes that it knows, and what
+    a step takes that does no work shows in the small ones.
 
     Args:
         counts: (B, L) -> steps of an epoch, not all 0.
@@ -51,6 +52,7 @@ def choose_shapes(
         for shape in met
         if shape not in costs.steps_s
     }
+    well = max(KNOWN_WELL, costs.process_error)
     chosen: list[Shape] = []
     largest, smallest = max(met, key=_size), min(met, key=_size)
     if _size(largest) > max(map(_size, costs.steps_s), default=(0, 0)):
@@ -60,7 +62,7 @@ def choose_shapes(
         chosen.append(smallest)
     for shape in sorted(open_s, key=lambda shape: (-open_s[shape], shape)):
         left_s = sum(seconds for other, seconds in open_s.items() if other not in chosen)
-        if left_s <= KNOWN_WELL * run_s or len(chosen) >= max_shapes:
+        if left_s <= well * run_s or len(chosen) >= max_shapes:
             break
         if shape not in chosen:
             chosen.append(shape)
