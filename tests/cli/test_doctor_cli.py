@@ -5,12 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from tuner.cli.doctor_view import format_end, format_section, to_json_text
+from tuner.data.mindrecord import MindRecordWriter, RowSchema
 from tuner.diagnose.finding import Finding
 
+CELLS = Path(__file__).resolve().parents[1] / "diagnose"
 WELL = Finding(name="python", severity="ok", what="Python 3.11.7")
 WARNED = Finding(
     name="vmm-off", severity="warning", what="vmm is off", why="it fragments", fix="x"
@@ -122,3 +127,40 @@ def test_a_profile_is_read_alone_and_decides_the_exit_code(tmp_path):
     assert [op["op_type"] for op in plain["ops"]] == ["MatMul", "PadV3"]
     assert run("--profile", tmp_path / "none").returncode == 4
     assert run("--profile", tmp_path, "--config", "x.yaml").returncode == 2
+
+
+def write_rows_with_masks(path):
+    """Twelve rows, of which the mask of the sixth is one short."""
+    names = ("input_ids", "labels", "attention_mask")
+    schema = RowSchema(columns={name: {"type": "int32", "shape": [-1]} for name in names})
+    rows = [{name: np.ones(5 + row, np.int32) for name in names} for row in range(12)]
+    rows[5]["attention_mask"] = np.ones(9, np.int32)
+    with MindRecordWriter(path, description={}, schema=schema) as writer:
+        writer.write(rows)
+    return str(path)
+
+
+@pytest.mark.mindspore
+def test_a_stored_mask_one_short_and_a_float_mask_for_flash_attention_are_named(tmp_path):
+    config = {
+        "data": {"path": write_rows_with_masks(tmp_path / "rows.mindrecord")},
+        "model": {"vocab_size": 23, "factory": "broken_cells:float_mask"},
+        "batching": {"num_buckets": 2, "tokens_per_batch": 64},
+        "train": {"out": str(tmp_path / "run")},
+        "device": "cpu",
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    done = run(
+        "--config", tmp_path / "config.yaml", "--no-steps", "--trace-shapes", "--json",
+        "--out", tmp_path,
+        environment={"PYTHONPATH": f"{CELLS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert done.returncode == 4, done.stdout + done.stderr
+    sections = json.loads(done.stdout)["sections"]
+    [mask] = [item for item in sections["config"] if item["name"] == "column-length"]
+    assert mask["what"] == (
+        "row 5: attention_mask has 9 values, input_ids has 10 (1 of 12 rows looked at)"
+    )
+    [flash] = sections["shapes"]
+    assert (flash["name"], flash["severity"]) == ("flash-arguments", "error")
+    assert "layers.1.attention (FloatMask)" in flash["what"] and "a float mask" in flash["what"]

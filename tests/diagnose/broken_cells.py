@@ -5,6 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import flash_attention_score
 
 WIDTH = 16
 
@@ -43,6 +44,61 @@ class FixedSizes(Attention):
     def construct(self, x, mask):
         x = x.reshape(2, 8, WIDTH)
         return super().construct(x, mask)
+
+
+class Flash(Attention):
+    """By flash attention, one head, with the mask as the op wants it."""
+
+    def construct(self, x, mask):
+        parts = [one.astype(ms.float16).expand_dims(1) for one in ops.split(self.qkv(x), WIDTH, 2)]
+        mixed = self.attend(*parts, self.hidden(mask.expand_dims(1)))
+        return mixed.astype(ms.float32).squeeze(1)
+
+    def hidden(self, mask):
+        return mask < 0
+
+    def attend(self, q, k, v, mask):
+        return ops.flash_attention_score(
+            q, k, v, 1, attn_mask=mask, scalar_value=WIDTH**-0.5, input_layout="BNSD"
+        )
+
+
+class FloatMask(Flash):
+    """Hands over what is added to scores, which the op takes for true and false."""
+
+    def hidden(self, mask):
+        return mask
+
+
+class FloatMaskByName(FloatMask):
+    def attend(self, q, k, v, mask):
+        return flash_attention_score(
+            q, k, v, 1, attn_mask=mask, scalar_value=WIDTH**-0.5, input_layout="BNSD"
+        )
+
+
+class FloatMaskKept(FloatMask):
+    def __init__(self):
+        super().__init__()
+        self.op = flash_attention_score
+
+    def attend(self, q, k, v, mask):
+        return self.op(q, k, v, 1, None, None, None, mask, input_layout="BNSD")
+
+
+@ms.jit
+def attend_in_a_graph(q, k, v, mask):
+    return ops.flash_attention_score(q, k, v, 1, attn_mask=mask, input_layout="BNSD")
+
+
+class FloatMaskInJit(FloatMask):
+    def attend(self, q, k, v, mask):
+        return attend_in_a_graph(q, k, v, mask)
+
+
+class FlashThenBroken(FloatMask):
+    def construct(self, x, mask):
+        return super().construct(x, mask).reshape(2, 8, WIDTH)
 
 
 class Block(nn.Cell):
@@ -141,3 +197,17 @@ def left_in_windows(config, max_length):
 
 def wrong_dtype(config, max_length):
     return WrongDtype(config.model.vocab_size, max_length)
+
+
+def with_attention(attention):
+    return lambda config, max_length: Model(
+        config.model.vocab_size, max_length, Block(attention())
+    )
+
+
+flash = with_attention(Flash)
+float_mask = with_attention(FloatMask)
+float_mask_by_name = with_attention(FloatMaskByName)
+float_mask_kept = with_attention(FloatMaskKept)
+float_mask_in_jit = with_attention(FloatMaskInJit)
+flash_then_broken = with_attention(FlashThenBroken)

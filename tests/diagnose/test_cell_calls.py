@@ -6,6 +6,7 @@ import pytest
 
 from tuner.diagnose.cell_calls import (
     CellCall,
+    RefusedCall,
     ShapeTrace,
     describe_break,
     find_stuck,
@@ -99,6 +100,26 @@ def test_tokens_that_are_shifted_are_named_at_the_end():
     traces = [trace((b, t), call("", [(b, t)], (b, t - 1, 23), 0)) for b, t in ((2, 8), (3, 12))]
     [finding] = find_faults(traces, 23)
     assert finding.what == "at B=2 L=8 the model gives [2, 7, 23] in place of [2, 8, 23]"
+
+
+def test_cells_that_say_the_same_of_flash_attention_are_one_finding():
+    def refused(cell_name, problem, **more):
+        error = BadInputError(problem, fix="mend it")
+        return RefusedCall(cell_name=cell_name, error=error, **more)
+
+    traces = [
+        ShapeTrace(shape=(2, 8), calls=(), refused=tuple(
+            refused(f"layers.{number}", "float mask") for number in range(3)
+        )),
+        ShapeTrace(shape=(3, 12), calls=(), refused=(
+            refused("layers.1", "float mask"), refused("layers.7", "no mask", is_replaced=True),
+        )),
+    ]  # fmt: skip
+    same, other = find_faults(traces, 23)
+    assert {same.name, other.name} == {"flash-arguments"}
+    assert (same.what, same.fix) == ("at B=2 L=8 layers.0 and 2 more: float mask", "mend it")
+    assert other.what == "at B=3 L=12 layers.7: no mask"
+    assert "zeros" in other.why and "zeros" not in same.why
 
 
 def test_the_table_has_a_line_for_every_call():

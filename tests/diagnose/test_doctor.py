@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 from machine_case import Runner, host
+from strategies import make_config
 
 from tuner.diagnose import doctor
 from tuner.diagnose.capability import CAPABILITIES
-from tuner.diagnose.doctor import Examination, Wishes, examine
+from tuner.diagnose.doctor import Examination, Wishes, examine, examine_shapes
 from tuner.diagnose.finding import Finding
 from tuner.diagnose.versions import InstalledPackages
 
@@ -97,3 +98,24 @@ def test_findings_before_a_failure_are_kept():
     found = Examination(on_section=lambda title, findings: None)
     found.add("two", look_at_two)
     assert [finding.name for finding in found.findings] == ["first", "not-looked-at"]
+
+
+def shapes_of(config):
+    tables = []
+    found = Examination(on_section=lambda title, findings: None)
+    examine_shapes(found, config, tables.append)
+    assert tables == []
+    return found.sections
+
+
+def test_a_model_that_cannot_be_traced_is_a_finding(well_machine, tmp_path):
+    config = make_config({"data.path": str(tmp_path / "none.mindrecord")})
+    (finding,) = shapes_of(config)["shapes"]
+    assert (finding.name, finding.severity) == ("shapes-not-traced", "error")
+    assert "none.mindrecord" in finding.what and finding.fix == "check the path"
+
+
+def test_without_mindspore_no_model_is_traced(well_machine, monkeypatch):
+    without = dataclasses.replace(well_machine, versions={"numpy": "1.26.4"})
+    monkeypatch.setattr(doctor, "read_installed", lambda python: without)
+    assert shapes_of(make_config()) == {}

@@ -50,3 +50,10 @@ def test_what_matters_is_told_with_its_value(name, value, finding, severity):
 def test_harmless_values_are_passed_over(name, value):
     assert name in CHECKS
     assert [finding.name for finding in check_variables({name: value})] == ["variables"]
+
+
+def test_no_limit_is_the_default_limit():
+    """CANN's default is 27 times 68 s; issue 54 of Ascend/pytorch: 0 changes nothing."""
+    (found,) = check_variables({"HCCL_EXEC_TIMEOUT": "0"})
+    assert f"{27 * 68:,} s" in found.what
+    assert check_variables({"HCCL_EXEC_TIMEOUT": "0 "})[0].what == found.what

@@ -140,6 +140,9 @@ class TestPages:
         for row in device_rows(devices.lines):
             assert " ".join(row).replace("\xa0", " ") in part
         assert "Simulated from the cost model" in part
+        given = gather_contents(searched, setup, context_of(setup), devices)
+        assert given.devices is devices
+        assert gather_contents(searched, setup, context_of(setup)).devices == devices
 
     def test_the_summary_has_the_table(self, searched, setup):
         devices = gather_devices(searched, setup)

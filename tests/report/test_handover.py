@@ -380,14 +380,21 @@ class TestMindFormers:
                    "precision.fp32_ops": ["softmax", "residual"]}  # fmt: skip
         config, _ = tuned(make_lengths([3, 5, 30] * 9), changes)
         content = yaml.safe_load(emitted(config, "mindformers"))
-        (handler,) = content["train_dataset"]["data_loader"]["handler"]
+        dataset = content["train_dataset"]
+        loader = dataset["data_loader"]
+        (handler,) = loader["handler"]
         assert handler == {"type": "PackingHandler", "seq_length": 32, "pack_strategy": "pack"}
         assert content["model"]["model_config"] == {
             "compute_dtype": "bfloat16", "layernorm_compute_dtype": "bfloat16",
             "softmax_compute_dtype": "float32", "rotary_dtype": "bfloat16",
             "params_dtype": "float32", "fp32_residual_connection": True,
+            "use_eod_attn_mask_compression": True,
         }  # fmt: skip
         assert content["runner_wrapper"]["scale_sense"] == 1.0
+        assert loader["create_compressed_eod_mask"] is True
+        assert loader["compressed_eod_mask_length"] == 128
+        assert dataset["input_columns"] == dataset["construct_args_key"]
+        assert dataset["input_columns"][-1] == "actual_seq_len"
 
     def test_fixed_and_its_schedules(self):
         lengths = make_lengths([30, 100])

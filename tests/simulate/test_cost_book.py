@@ -73,6 +73,26 @@ class TestMeasured:
         assert known.shape_s((8, 64)) == pytest.approx(3.0)
         assert known.compile_s([(8, 64)]) == pytest.approx(3.0 + 3.0)
 
+    def test_the_machine_errs_by_twice_the_scatter_of_single_steps(self):
+        """By hand: steps of 0.9, 1.0, 1.1 and of 1.8, 2.0, 2.2 s scatter by 10 % each.
+
+        Of one shape as of six; twelve are taken for two processes.
+        """
+        items = [
+            dataclasses.replace(measure((8, 64 + k), s), steady_s=(0.9 * s, s, 1.1 * s))
+            for k, s in enumerate([1.0, 2.0] * 6)
+        ]
+        errors = {
+            count: CostBook([process_of(STATIC, items[:count])]).known(STATIC).process_error
+            for count in (1, 6, 12)
+        }
+        assert errors == pytest.approx({1: 0.2, 6: 0.2, 12: 0.2 / 2**0.5})
+        # Other keys are measured on the same machine; one without measurements is borrowed.
+        book = CostBook([process_of(STATIC, items), process_of(DYNAMIC, items[:1])])
+        assert book.known(DYNAMIC).process_error == pytest.approx(0.2)
+        assert book.known(FP16).process_error == 0.0
+        assert CostBook([measured(STATIC)]).known(STATIC).process_error == 0.25
+
     def test_other_shapes_cost_the_fit_of_the_key(self):
         known = CostBook([measured(STATIC), measured(DYNAMIC, factor=9)]).known(STATIC)
         expected = seconds_of(OTHER, KNOWN)

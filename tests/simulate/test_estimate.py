@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -64,7 +65,8 @@ def costs_of(steps_s, first_calls_s, *, is_one_graph=False, memory=MEMORY):
 def test_run_of_measured_shapes_is_their_plain_sum():
     """Compile 10 + 6 + 3 (update); 5 * 2.0 + 3 * 1.0 + 4 updates * 0.5 = 15 seconds of steps.
 
-    Interval: 3 % of 10 s and of 3 s of steps, as squares.
+    Interval: 3 % of 10 s and of 3 s of steps, and 25 % of 13 s together, as squares: the three
+    steps of each shape scatter by 25 %, twice of which is more than the most.
     """
     estimate = estimate_run(
         stats_of({(4, 128): 5, (8, 64): 3}),
@@ -73,7 +75,7 @@ def test_run_of_measured_shapes_is_their_plain_sum():
     )
     assert estimate.estimated_compile_s == pytest.approx(19.0)
     assert estimate.estimated_run_s == pytest.approx(34.0)
-    assert estimate.estimated_run_error_s == pytest.approx(math.hypot(0.3, 0.09))
+    assert estimate.estimated_run_error_s == pytest.approx(math.hypot(0.3, 0.09, 3.25))
     assert estimate.estimated_real_tokens_per_s == pytest.approx(1000 / 34)
     assert estimate.estimated_steady_real_tokens_per_s == pytest.approx(1000 / 15)
     assert estimate.measured_time_fraction == 1.0
@@ -89,7 +91,7 @@ def test_epochs_multiply_the_running_part_alone():
     )
     assert estimate.estimated_compile_s == pytest.approx(19.0)
     assert estimate.estimated_run_s == pytest.approx(64.0)
-    assert estimate.estimated_run_error_s == pytest.approx(3 * math.hypot(0.3, 0.09))
+    assert estimate.estimated_run_error_s == pytest.approx(3 * math.hypot(0.3, 0.09, 3.25))
     assert estimate.estimated_real_tokens_per_s == pytest.approx(3000 / 64)
     assert estimate.estimated_steady_real_tokens_per_s == pytest.approx(3000 / 45)
 
@@ -136,6 +138,18 @@ def test_interval_by_hand():
     assert estimate.high_run_s == pytest.approx(estimate.estimated_run_s + error_s)
     assert estimate.measured_time_fraction == pytest.approx(15 / 19)
     assert estimate.max_fit_error == 0.07
+
+
+def test_all_steps_err_together_as_the_machine_did():
+    """As above, and 10 % of the 19 s of steps of each epoch."""
+    costs = costs_of({(8, 64): 0.5, (8, 128): 1.0}, {(8, 64): 4.0, (8, 128): 6.0})
+    stats = stats_of({(8, 64): 20, (8, 128): 5, (4, 100): 5, (2, 100): 10})
+    quiet = estimate_run(stats, 2, costs)
+    noisy = estimate_run(stats, 2, dataclasses.replace(costs, process_error=0.1))
+    assert noisy.estimated_run_s == quiet.estimated_run_s
+    assert noisy.estimated_run_error_s == pytest.approx(
+        math.hypot(quiet.estimated_run_error_s, 2 * 0.1 * 19.0)
+    )
 
 
 def test_interval_ends_at_nothing():
@@ -234,6 +248,7 @@ def test_all_measured_equals_a_plain_sum(cases, epochs):
     compile_s = sum(item.compile_s for item in items) + 3.0
     steps_s = sum(counts[item.shape] * item.step_s for item in items)
     squares = sum((0.03 * epochs * counts[item.shape] * item.step_s) ** 2 for item in items)
+    squares += (0.25 * epochs * steps_s) ** 2
     assert estimate.estimated_compile_s == pytest.approx(compile_s)
     assert estimate.estimated_run_s == pytest.approx(compile_s + epochs * (steps_s + 4 * 0.5))
     assert estimate.estimated_run_error_s == pytest.approx(math.sqrt(squares))

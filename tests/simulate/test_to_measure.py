@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tuner.simulate.cost import CostModel, StepCost
 from tuner.simulate.cost_book import KnownCosts
-from tuner.simulate.to_measure import KNOWN_WELL, choose_shapes
+from tuner.simulate.to_measure import KNOWN_WELL, choose_shapes, far_shapes, largest_first
 
 shapes = st.tuples(st.integers(1, 20), st.integers(1, 100))
 plans = st.dictionaries(shapes, st.integers(0, 9), min_size=1, max_size=12).filter(
@@ -116,6 +116,24 @@ def test_stops_when_the_rest_is_known_well():
     assert choose_shapes(met, 7, costs(0.4), 9) == ((1, 100), (1, 50))
 
 
+def test_nothing_is_measured_more_closely_than_the_machine_is_steady():
+    """Of 200 tokens (1, 100) is known; 20 % of the other 100 are open, 10 % of the run."""
+    met = {(1, 100): 1, (1, 99): 1}
+    costs = costs_of([(1, 100)], error=0.2)
+    model = CostModel(**{**vars(costs.model), "compile_per_step_s": 0.0})
+    found = {
+        error: choose_shapes(
+            met,
+            # Compiles of 2 s and none, so that steps are nearly all of the run.
+            1000,
+            KnownCosts(**{**vars(costs), "model": model, "process_error": error}),
+            9,
+        )
+        for error in (0.0, 0.09, 0.11)
+    }
+    assert found == {0.0: ((1, 99),), 0.09: ((1, 99),), 0.11: ()}
+
+
 def test_the_largest_is_measured_though_the_run_is_known_well():
     met = {(1, 100): 1, (1, 50): 9}
     assert choose_shapes(met, 1, costs_of(error=1e-6), 9) == ((1, 100),)
@@ -175,3 +193,29 @@ def test_what_is_chosen_is_what_the_rule_says(
 def test_a_heavy_shape_is_never_left_out_for_a_light_one(max_shapes):
     met = {(1, length): 1 for length in range(1, 50)} | {(1, 25): 1000}
     assert (1, 25) in choose_shapes(met, 1, costs_of(), max_shapes)
+
+
+def test_of_many_tokens_the_longer_rows_come_first():
+    assert largest_first([(8, 16), (2, 256), (4, 64), (1, 512)]) == (
+        (1, 512),
+        (2, 256),
+        (4, 64),
+        (8, 16),
+    )
+
+
+class TestFarShapes:
+    def test_a_line_of_eight_rows_tells_nothing_of_many_short_ones(self):
+        line = [(8, length) for length in (160, 256, 512)]
+        assert far_shapes([(85, 48), (30, 136)], line) == ((85, 48), (30, 136))
+
+    def test_up_to_one_and_a_half_times_the_length_and_the_tokens_it_does(self):
+        """By hand, beside 40 x 100: 4,000 tokens, so 2,667 to 6,000; lengths 67 to 150."""
+        known = [(40, 100)]
+        near = [(40, 150), (40, 67), (60, 100), (27, 150), (27, 100)]
+        far = [(40, 151), (40, 66), (61, 100), (26, 100)]
+        assert far_shapes(near, known) == ()
+        assert [far_shapes([shape], known) for shape in far] == [(shape,) for shape in far]
+
+    def test_the_chosen_ones_are_far_from_each_other(self):
+        assert far_shapes([(40, 100), (41, 100), (80, 50)], []) == ((40, 100), (80, 50))

@@ -104,6 +104,31 @@ class TestCandidates:
             middle.number,
         ]
 
+    def test_the_best_of_another_kind_is_taken_too_if_it_may_win(self, outcomes):
+        """Its measurements are of another time, when the machine may have been slower."""
+        named = {item.outcome.baseline: item for item in outcomes}
+        static, dynamic = named[TEN_QUANTILES], named[RANDOM_BATCHES]
+        best = with_run(static, 95.0, 105.0, 100, baseline=None, shapes=((4, 8),) * 3)
+        simple = with_run(static, 103.0, 120.0, 101, baseline=None, shapes=((4, 8),) * 2)
+        near = [with_run(dynamic, low, low + 12.0, 110 + low, baseline=None) for low in (103, 104)]
+        far = with_run(dynamic, 106.0, 120.0, 120, baseline=None)
+        chosen = choose_candidates([best, simple, *near, far])
+        # One dynamic graph is the simplest of all: the same one twice is confirmed once.
+        assert [item.number for item in chosen.values()] == [100, 213]
+        chosen = choose_candidates([best, simple, far])
+        assert [item.number for item in chosen.values()] == [100, 101]
+        packed = with_run(named[PACKED], 103.0, 115.0, 130, baseline=None, shapes=((4, 8),) * 3)
+        chosen = choose_candidates([best, simple, packed])
+        assert [item.number for item in chosen.values()] == [100, 130, 101]
+
+    def test_a_rival_of_the_same_kind_that_is_no_simpler_is_not_measured_again(self, outcomes):
+        static = next(item for item in outcomes if item.outcome.baseline == TEN_QUANTILES)
+        best, *others = (
+            with_run(static, low, 105.0, 100 + count, baseline=None, shapes=((4, 8),) * count)
+            for count, low in ((3, 95.0), (3, 96.0), (4, 96.0))
+        )
+        assert list(choose_candidates([best, *others])) == [name_of(best)]
+
     def test_a_proposal_that_is_a_baseline_is_measured_once(self, outcomes):
         baseline = next(item for item in outcomes if item.outcome.baseline == TEN_QUANTILES)
         same = with_run(baseline, 1.0, 1.0, number=99, baseline=None)

@@ -11,6 +11,7 @@ import pytest
 from search_case import COST, HUNDRED_ROWS, NUM_BASELINES, journal_of, measured_under
 from study_case import Seen, make_setup, make_space
 
+from tuner.simulate.measurement import CostKey
 from tuner.study.choose import choose_best
 from tuner.study.run import run_study
 from tuner.study.watch import StudyWatch
@@ -167,3 +168,28 @@ def test_if_nothing_runs_there_is_no_confirmation(setup):
     result = run_study(setup, runner, Seen().watch)
     assert result.confirmation is None and result.best is None
     assert len(result.outcomes) == NUM_BASELINES + 6
+
+
+def test_what_the_rounds_measured_is_known_like_what_trials_measured(setup):
+    """Of every key the processes of its trials and of its rounds; the table stays the trials'."""
+    result = run_study(setup, FakeRunner(COST, noise=0.01, noise_per_run=True), Seen().watch)
+    confirmation = result.confirmation
+    assert confirmation is not None
+    for key in result.book.keys:
+        of_trials = [
+            item.outcome
+            for item in result.outcomes
+            if item.outcome.measured and CostKey.of(item.outcome.config, "CPU") == key
+        ]
+        of_rounds = [
+            item
+            for item in confirmation.rounds
+            if CostKey.of(confirmation.candidates[item.candidate].outcome.config, "CPU") == key
+        ]
+        assert len(result.book.processes(key)) == len(of_trials) + len(of_rounds)
+    best = result.best
+    assert best is not None and best.outcome.estimate is not None
+    # Every shape of the winner was measured in each round: nothing of it is foretold.
+    assert best.outcome.estimate.measured_time_fraction == pytest.approx(1.0)
+    costs = result.book.known(CostKey.of(best.outcome.config, "CPU"))
+    assert set(best.outcome.shapes) <= set(costs.steps_s)

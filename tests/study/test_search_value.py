@@ -85,7 +85,8 @@ class TestTheValue:
             tmp_path, cost=cost, strategy=["bucketed"], graph_mode=["dynamic"]
         )
         assert item.outcome.config.batching.boundaries == (16, 32)
-        assert value == pytest.approx(EPOCHS * 85 / run_s, rel=1e-6)
+        # A first call that adds nothing counts for a millisecond.
+        assert value == pytest.approx(EPOCHS * 85 / run_s, rel=1e-5)
 
     def test_of_more_updates(self, tmp_path):
         # 12 rows of 30, one a batch; an update gathers the 30 tokens of one step: 12 an epoch.

@@ -177,3 +177,41 @@ def test_ten_rows_by_hand(tmp_path):
     assert unit.number == 7 and str(unit.key) == "CPU static O0 fp32 single"
     assert unit.figures.shape_counts == {(5, 16): 2, (1, 32): 1}
     assert unit.claim_of((5, 16)) == "CPU static O0 fp32 single 5x16"
+
+
+class TestDynamicGraphs:
+    def choice(self, strategy):
+        return next(
+            choice
+            for choice in all_choices(SPACE)
+            if (choice.strategy, choice.graph_mode) == (strategy, "dynamic")
+            and choice.longest_rows_per_batch == 4
+            and choice.align == 8
+        )
+
+    def test_are_measured_at_many_short_rows_too(self, setup):
+        """All batches of the plan have four rows, since the longest may be in any."""
+        config = configure(setup, self.choice("dynamic"))
+        unit = plan_unit(setup, 0, config, CostBook())
+        assert {size for size, _ in unit.planned_shapes} == {4}
+        others = [shape for shape in unit.shapes if shape[0] != 4]
+        # By hand: the budget is 4 rows of the longest; quantiles by sorting, to whole eights.
+        tokens = np.sort(setup.data.lengths.tokens)
+        tenth, half = (int(-(-tokens[len(tokens) * k // 10 - 1] // 8) * 8) for k in (1, 5))
+        budget = 4 * int(-(-tokens[-1] // 8) * 8)
+        assert set(others) <= {(budget // tenth, tenth), (budget // half, half)}
+        assert (budget // tenth, tenth) in others
+        sizes = [size * length for size, length in unit.shapes]
+        assert sizes == sorted(sizes, reverse=True)
+
+    def test_which_are_not_asked_again(self, setup):
+        config = configure(setup, self.choice("dynamic"))
+        unit = plan_unit(setup, 0, config, CostBook())
+        outcome = measure_unit(setup, FakeRunner(COST), unit)
+        again = plan_unit(setup, 1, config, CostBook([outcome.process("CPU")]))
+        assert all(shape[0] == 4 for shape in again.shapes)
+
+    def test_a_static_graph_would_compile_for_it(self, setup):
+        choice = next(c for c in all_choices(SPACE) if c.num_buckets and c.graph_mode == "static")
+        unit = plan_unit(setup, 0, configure(setup, choice), CostBook())
+        assert unit.shapes and set(unit.shapes) <= set(unit.planned_shapes)

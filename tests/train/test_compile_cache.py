@@ -248,6 +248,8 @@ def test_a_key_differs_for_what_changes_a_graph(device, changes):
 
 def test_a_key_holds_shapes_in_their_order_device_ranks_and_versions(device, monkeypatch):
     first = key_of(device)
+    lengths = cache_key(make_config(TINY_MODEL), device, SHAPES, 128)
+    assert first.digest != lengths.digest
     assert first.digest != key_of(device, shapes=SHAPES[::-1]).digest
     assert first.digest != key_of(dataclasses.replace(device, name="Ascend")).digest
     assert set(first.parts["versions"]) >= {"mindspore", "varseq_tuner", "numpy", "python", "cann"}

@@ -212,6 +212,19 @@ def test_the_device_decides(monkeypatch):
     }
 
 
+def test_no_part_inherits_its_other_form():
+    """A backward comes with the class, and would be that of other inputs."""
+
+    def cells_of(module):
+        found = [one for one in vars(module).values() if isinstance(one, type)]
+        return [one for one in found if one.__module__ == module.__name__]
+
+    for cell in (*cells_of(full_size_ops), *cells_of(plain_ops)):
+        assert cell.__bases__ == (nn.Cell,)
+    mix, head = full_size_ops.FullSizeMix(ms.float32), full_size_ops.FullSizeHead()
+    assert [len(list(cell.cells_and_names())) for cell in (mix, head)] == [2, 2]
+
+
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_both_forms_of_the_decoder_give_the_same_logits(positions, monkeypatch):
     changes = {

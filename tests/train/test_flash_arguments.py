@@ -116,8 +116,6 @@ LENGTHS = {
     "not cumulative": (int64(7, 3), "must be cumulative"),
     "lengths themselves": (int64(3, 7), "must be cumulative"),
     "short of T": (int64(3, 9), "must be cumulative"),
-    "no keys": (int64(3, 3, 10), "none of them without keys"),
-    "a filler at the end": (int64(3, 10, 10), "none of them without keys"),
     "too many": (np.minimum(np.arange(1, 1026), 10), "1 to 1024 entries"),
 }
 
@@ -134,6 +132,8 @@ def test_lengths_that_break_a_rule_are_refused_by_check_and_model(name):
 
 def test_other_rules_of_lengths():
     for changes, words in (
+        ({"actual_seq_kvlen": int64(0, 10)}, "1 without keys"),
+        ({"actual_seq_kvlen": int64(3, 7, 10)}, "got 2 and 3"),
         ({"actual_seq_qlen": np.array([3, 10], np.int32)}, "must be int64"),
         ({"actual_seq_qlen": None}, "needs actual_seq_qlen"),
         ({"next_tokens": 5}, "next_tokens 0"),
@@ -142,6 +142,42 @@ def test_other_rules_of_lengths():
     ):
         with pytest.raises(BadInputError, match=words):
             check_flash_arguments(call_of("TND", **changes))
+
+
+@pytest.mark.parametrize("ends", [(3, 10, 10, 10), (3, 3, 10), (0, 3, 10)])
+def test_empty_sequences_fill_up_and_change_nothing(ends):
+    """CANN's page has [2, 2, 0, 2, 2] as [2, 4, 4, 6, 8]."""
+    filled = call_of("TND", actual_seq_qlen=int64(*ends), actual_seq_kvlen=int64(*ends))
+    check_flash_arguments(filled)
+    found = flash_reference.flash_attention_score(**as_arrays(filled))
+    assert np.array_equal(
+        found, flash_reference.flash_attention_score(**as_arrays(call_of("TND")))
+    )
+
+
+def test_queries_without_keys_are_refused_by_the_model_too():
+    call = call_of("TND", actual_seq_kvlen=int64(0, 10))
+    with pytest.raises(RuntimeError, match="queries have no keys"):
+        flash_reference.flash_attention_score(**as_arrays(call))
+
+
+def test_layout_tnd_may_have_more_tokens_than_a_sequence():
+    """As a graph has them: shape and dtype; lengths that can be read are looked at."""
+
+    def call_with(num_tokens, ends):
+        tokens = SimpleNamespace(shape=(num_tokens, 4, 16), dtype="Float16")
+        names = ("query", "key", "value")
+        return call_of(
+            "TND", **dict.fromkeys(names, tokens), actual_seq_qlen=ends, actual_seq_kvlen=ends
+        )
+
+    unread = SimpleNamespace(shape=(2,), dtype="Int64")
+    check_flash_arguments(call_with(2**20, unread))
+    check_flash_arguments(call_with(2**20, int64(2**19, 2**20)))
+    with pytest.raises(BadInputError, match="takes 1048576 tokens"):
+        check_flash_arguments(call_with(2**20 + 1, unread))
+    with pytest.raises(BadInputError, match="at most 524288 tokens"):
+        check_flash_arguments(call_with(2**20, int64(2**19 + 1, 2**20)))
 
 
 # The model itself

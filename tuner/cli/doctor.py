@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,7 @@ def _read_profile(options: argparse.Namespace) -> int:
 def _examine(options: argparse.Namespace) -> int:
     from tuner.cli.doctor_view import format_end, to_json_text
     from tuner.diagnose.capability import WORKER_COMMAND
-    from tuner.diagnose.doctor import Wishes, examine
+    from tuner.diagnose.doctor import Wishes, examine, examine_shapes
     from tuner.trial.runner import ProcessRunner
 
     config = _load(options)
@@ -105,10 +104,10 @@ def _examine(options: argparse.Namespace) -> int:
         runs_steps=not options.no_steps,
     )
     view = _SectionView(is_silent=options.json)
-    with _step_folder() as folder:
-        found = examine(wishes, ProcessRunner(WORKER_COMMAND), folder, view.show)
+    with tempfile.TemporaryDirectory(prefix=f"{COMMAND}-", ignore_cleanup_errors=True) as folder:
+        found = examine(wishes, ProcessRunner(WORKER_COMMAND), Path(folder), view.show)
     if config is not None and options.trace_shapes:
-        found.add("shapes", lambda: _trace(config, view))
+        examine_shapes(found, config, view.show_text)
     print(to_json_text(found.sections) if options.json else f"\n{format_end(found.findings)}")
     return EXIT_CODES[found.worst]
 
@@ -120,39 +119,6 @@ def _load(options: argparse.Namespace) -> TrainConfig | None:
     from tuner.config.override import override_config, parse_assignments
 
     return override_config(load_config(options.config), parse_assignments(options.assignments))
-
-
-def _trace(config: TrainConfig, view: _SectionView) -> list[Finding]:
-    """What every Cell takes and gives, op by op in this process."""
-    from tuner.diagnose.finding import Finding
-    from tuner.diagnose.versions import mindspore_version, read_installed
-    from tuner.errors import BadInputError
-
-    if mindspore_version(read_installed(sys.version_info[:3])) is None:
-        return []
-    from tuner.diagnose.shape_trace import trace_config
-
-    try:
-        report = trace_config(config)
-    except BadInputError as error:
-        return [
-            Finding(
-                name="shapes-not-traced",
-                severity="error",
-                what=error.problem,
-                why="the model cannot be run at its planned shapes",
-                fix=error.fix,
-            )
-        ]
-    view.show_text(report.table())
-    return list(report.findings)
-
-
-@contextlib.contextmanager
-def _step_folder() -> Iterator[Path]:
-    """A folder of its own for the processes of the small steps, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="varseq-doctor-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
 
 
 class _SectionView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.config.codec import format_config, write_text
+from tuner.report.contents import Absent, SeveralDevices
 from tuner.report.gather import best_config, gather_contents
 from tuner.report.gather_devices import gather_devices
 from tuner.report.html import format_html
@@ -25,6 +26,7 @@ class Outputs:
         self._setup = setup
         self._context = context
         self._result: StudyResult | None = None
+        self._devices: SeveralDevices | Absent = Absent()
 
     def write(self, result: StudyResult) -> None:
         """Write trials.csv, summary.txt, cost_model.yaml, and best.yaml if any is feasible.
@@ -37,11 +39,10 @@ class Outputs:
         """
         if not result.outcomes:
             return
-        self._result = result
+        self._result, self._devices = result, gather_devices(result, self._setup)
         folder = self._setup.folder
         write_text(folder.trials_table, trials_csv(result.outcomes))
-        devices = gather_devices(result, self._setup)
-        write_text(folder.summary, summary_text(result, self._context, devices))
+        write_text(folder.summary, summary_text(result, self._context, self._devices))
         costs = cost_file(result.book, cost_identity(self._setup.base))
         write_text(folder.costs, format_config(costs, header=COSTS_HEADER))
         if (text := self._best_text(result)) is not None:
@@ -50,7 +51,7 @@ class Outputs:
     def write_report(self) -> None:
         """Write report.html; it takes a second or two, so it is not done after every trial."""
         if self._result is not None:
-            contents = gather_contents(self._result, self._setup, self._context)
+            contents = gather_contents(self._result, self._setup, self._context, self._devices)
             write_text(self._setup.folder.report, format_html(contents))
 
     def _best_text(self, result: StudyResult) -> str | None:

@@ -246,17 +246,17 @@ def _explain_to(notice: Callable[[str], None], file: Path) -> OnFailure:
     """What is told of an error about shapes; MindSpore's own text goes to a file."""
 
     def tell(error: Exception, model: Any, config: TrainConfig, batch: Batch) -> None:
-        from tuner.diagnose.mismatch import explain_failure, write_raw
+        from tuner.config.codec import write_text
+        from tuner.diagnose.mismatch import explain_failure
 
-        if isinstance(error, BadInputError):
-            return
         explanation = explain_failure(error, model, config, batch)
         if explanation is None:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_raw(explanation, file)
         for line in explanation.lines(file):
             notice(line)
+        # After the lines: a full disk must not keep them back.
+        write_text(file, explanation.raw)
         raise BadInputError(explanation.error_line, fix="see the lines above") from error
 
     return tell

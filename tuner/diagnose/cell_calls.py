@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from tuner.batching.grouping import Shape
+from tuner.errors import BadInputError
 
 Dims = tuple[int, ...]
 
@@ -54,6 +55,21 @@ class CellCall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefusedCall:
+    """A call of flash attention with arguments that are not as documented.
+
+    Attributes:
+        cell_name: Path and class of the Cell that made it.
+        error: Argument, rule and value.
+        is_replaced: Whether zeros stood for its result, since the device has no such op.
+    """
+
+    cell_name: str
+    error: BadInputError
+    is_replaced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShapeTrace:
     """A forward at one shape.
 
@@ -63,6 +79,8 @@ class ShapeTrace:
         error: What the forward raised; None: it came through.
         place: File and line of the model's source at which it broke; empty: not known.
         line: The text of that line.
+        refused: Calls of flash attention that are not as documented, in their order.
+        num_stand_ins: Calls of flash attention computed by NumPy, since the device has no such op.
     """
 
     shape: Shape
@@ -70,6 +88,8 @@ class ShapeTrace:
     error: Exception | None = None
     place: str = ""
     line: str = ""
+    refused: tuple[RefusedCall, ...] = ()
+    num_stand_ins: int = 0
 
     @property
     def broken(self) -> CellCall | None:

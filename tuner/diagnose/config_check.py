@@ -8,8 +8,9 @@ from pathlib import Path
 from tuner.config.schema import ProvenanceConfig, TrainConfig
 from tuner.data.record_files import open_mindrecord, require_columns
 from tuner.diagnose.capability import CapabilityResult
-from tuner.diagnose.finding import Finding
+from tuner.diagnose.finding import Finding, finding_of_error
 from tuner.diagnose.host import Host, check_host, read_host
+from tuner.diagnose.row_check import check_rows
 from tuner.errors import BadInputError
 
 
@@ -29,7 +30,7 @@ def check_config(
         versions: Installed ones, by the names that provenance has.
         tried: What was found to work, or not, by doing it.
     """
-    findings = [*_check_data(config), *_check_places(config)]
+    findings = [*_check_data(config, device), *_check_places(config)]
     findings += _check_graph(config, device, tried)
     findings += _check_memory(config, host)
     if config.provenance is None:
@@ -47,20 +48,15 @@ def check_config(
     return findings
 
 
-def _check_data(config: TrainConfig) -> Iterator[Finding]:
-    """The rows are there, and they are those that were tuned on."""
+def _check_data(config: TrainConfig, device: str | None) -> Iterator[Finding]:
+    """The rows are there and whole, and they are those that were tuned on."""
     try:
         dataset = open_mindrecord(config.data.path)
         columns = [config.data.input_column, config.data.label_column]
         require_columns(dataset, [column for column in columns if column is not None])
     except BadInputError as error:
-        yield Finding(
-            name="config-data",
-            severity="error",
-            what=f"data.path: {error.problem}",
-            why="there is nothing to train on",
-            fix=error.fix,
-        )
+        why = "there is nothing to train on"
+        yield finding_of_error(error, name="config-data", why=why, place="data.path")
         return
     yield Finding(
         name="config-data", severity="ok", what=f"{config.data.path}: {dataset.num_samples:,} rows"
@@ -76,6 +72,8 @@ def _check_data(config: TrainConfig) -> Iterator[Finding]:
             why="its shapes and predictions belong to other lengths; varseq-train refuses",
             fix="run varseq-tune on this data, or train with --accept-data",
         )
+    if device is not None:
+        yield from check_rows(dataset, config)
 
 
 def _check_places(config: TrainConfig) -> Iterator[Finding]:
@@ -115,13 +113,8 @@ def _check_graph(
         check_fits(config, device)
         attention = attention_of(config, device, _longest(config))
     except BadInputError as error:
-        yield Finding(
-            name="config-refused",
-            severity="error",
-            what=error.problem,
-            why="varseq-train refuses it here",
-            fix=error.fix,
-        )
+        why = "varseq-train refuses it here"
+        yield finding_of_error(error, name="config-refused", why=why)
         return
     broken = [item for item in tried if not item.works and _is_of(item, config)]
     for item in broken:

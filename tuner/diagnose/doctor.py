@@ -16,7 +16,7 @@ from tuner.diagnose.capability import (
     try_capabilities,
 )
 from tuner.diagnose.config_check import check_config
-from tuner.diagnose.finding import Finding, Severity, worst_of
+from tuner.diagnose.finding import Finding, Severity, finding_of_error, worst_of
 from tuner.diagnose.host import check_host, read_host
 from tuner.diagnose.variables import check_variables
 from tuner.diagnose.versions import (
@@ -101,7 +101,7 @@ def examine(
         environment: Of the process.
     """
     found = Examination(on_section=on_section)
-    installed = read_installed((sys.version_info[0], sys.version_info[1], sys.version_info[2]))
+    installed = _installed()
     host = read_host(wishes.folder)
     mindspore = mindspore_version(installed)
     has_npu = host.num_npus > 0
@@ -122,6 +122,37 @@ def examine(
     return found
 
 
+def examine_shapes(
+    found: Examination, config: TrainConfig, on_table: Callable[[str], None]
+) -> None:
+    """Run a config's model op by op, in this process; nothing where MindSpore is not installed.
+
+    Args:
+        found: Gets the findings as the section `shapes`.
+        config: As it was loaded.
+        on_table: Told what every Cell takes and gives, before the findings.
+    """
+    if mindspore_version(_installed()) is None:
+        return
+
+    def look() -> Sequence[Finding]:
+        from tuner.diagnose.shape_trace import trace_config
+
+        try:
+            report = trace_config(config)
+        except BadInputError as error:
+            why = "the model cannot be run at its planned shapes"
+            return [finding_of_error(error, name="shapes-not-traced", why=why)]
+        on_table(report.table())
+        return report.findings
+
+    found.add("shapes", look)
+
+
+def _installed() -> InstalledPackages:
+    return read_installed((sys.version_info[0], sys.version_info[1], sys.version_info[2]))
+
+
 def _start_mindspore(
     found: Examination, installed: InstalledPackages, runner: TrialRunner, device: str
 ) -> Installation | None:
@@ -134,15 +165,8 @@ def _start_mindspore(
         try:
             started.append(runner.probe(device))
         except BadInputError as error:
-            return [
-                Finding(
-                    name="mindspore-does-not-start",
-                    severity="error",
-                    what=error.problem,
-                    why="nothing can be measured or trained",
-                    fix=error.fix,
-                )
-            ]
+            why = "nothing can be measured or trained"
+            return [finding_of_error(error, name="mindspore-does-not-start", why=why)]
         version = started[0].versions.get("mindspore", "unknown")
         model = f" ({started[0].device_model})" if started[0].device_model else ""
         text = f"MindSpore {version} starts and takes {started[0].device}{model}"

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.errors import BadInputError
+
 Severity = Literal["ok", "note", "warning", "error"]
 """ok: as it should be; note: worth knowing; warning: runs, but slower or at a risk; error: will
 not run."""
@@ -31,6 +33,19 @@ class Finding:
     what: str
     why: str = ""
     fix: str = ""
+
+
+def finding_of_error(error: BadInputError, *, name: str, why: str, place: str = "") -> Finding:
+    """What is wrong with the input, as a finding: it will not run.
+
+    Args:
+        error: Gives what and fix.
+        name: Of the finding.
+        why: Of the finding.
+        place: Stands before the problem; empty: the problem names its place itself.
+    """
+    what = f"{place}: {error.problem}" if place else error.problem
+    return Finding(name=name, severity="error", what=what, why=why, fix=error.fix)
 
 
 def worst_of(findings: Iterable[Finding]) -> Severity:

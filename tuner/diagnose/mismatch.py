@@ -9,10 +9,8 @@ where a run has failed.
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +27,6 @@ from tuner.diagnose.cell_calls import (
     join_shapes,
     show_shape,
 )
-from tuner.diagnose.finding import Finding
 from tuner.diagnose.shape_trace import model_arrays, trace_forward
 from tuner.diagnose.trace_faults import FIXED_LENGTH_TEXT, is_no_shape_error
 from tuner.train.loader import Batch
@@ -42,8 +39,6 @@ SHAPE_TEXT = re.compile(
 RANGE_TEXT = re.compile(r"should be in the range|out of (range|bounds)|index\w* .*range")
 MASK_TEXT = re.compile(r"mask|segment", re.IGNORECASE)
 RESHAPE_TEXT = re.compile(r"reshape|\bview\b|proposed_shape", re.IGNORECASE)
-
-WHY_OF_CHECK = "what a step is given does not fit together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +86,7 @@ class Explanation:
         """At most ten lines without a stack.
 
         Args:
-            log: Where `write_raw` put the whole text; None: it is not mentioned.
+            log: Where `raw` is, or will be; None: it is not mentioned.
         """
         likely = next((cause for cause in self.causes if cause.name == self.likeliest), None)
         advice = (
@@ -112,17 +107,6 @@ class Explanation:
     def _line_of(self, number: int, cause: Cause) -> str:
         mark = ">" if cause.name == self.likeliest else " "
         return f"{mark} {number}. {cause.text}" + (f": {cause.evidence}" if cause.evidence else "")
-
-    def finding(self) -> Finding:
-        """The same as one finding."""
-        likely = next((cause for cause in self.causes if cause.name == self.likeliest), None)
-        return Finding(
-            name=likely.name if likely else "layers-do-not-fit",
-            severity="error",
-            what=f"at {show_shape(self.shape)} {self.where}",
-            why=f"{likely.text}: {likely.evidence}" if likely else self.error_line,
-            fix=likely.fix if likely else "make the two sizes agree",
-        )
 
 
 def explain_failure(
@@ -159,34 +143,6 @@ def explain_failure(
         likeliest=likeliest.name if likeliest.weight else "",
         raw=_raw_text(error, trace),
     )
-
-
-def write_raw(explanation: Explanation, path: Path) -> None:
-    """Write all that was raised, beside the file and then renamed.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(explanation.raw, encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def findings_of(mismatches: Iterable[Mismatch]) -> list[Finding]:
-    """What a check of a batch or of a row found, as findings."""
-    return [
-        Finding(
-            name=mismatch.name,
-            severity="error",
-            what=mismatch.what,
-            why=WHY_OF_CHECK,
-            fix=mismatch.fix,
-        )
-        for mismatch in mismatches
-    ]
 
 
 def _table_rows(model: nn.Cell, config: TrainConfig) -> int | None:

@@ -4,7 +4,8 @@ Every Cell of a model gets a hook before and a hook after its `construct`; op by
 plain Python, at any shape, and nothing is compiled. A Cell that was entered and never left is
 where a forward broke. What a hook cannot see: a Cell whose `construct` is called directly, one
 that holds a backward of its own (MindSpore 2.10 gives it no hook after), and what lies between
-two Cells, for which the line of the model's own source is named instead.
+two Cells, for which the line of the model's own source is named instead. What is marked with
+`ms.jit` runs in Python as well. Calls of flash attention are looked at by `flash_calls`.
 
 The number of hooks ever set is part of the key under which MindSpore keeps a compiled graph (2.10,
 graph/api.py): after a trace every graph of the process may compile again. So models are traced
@@ -14,6 +15,7 @@ before a run, or after it failed.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +29,8 @@ from numpy.typing import NDArray
 from tuner.batching.grouping import Shape
 from tuner.config.schema import TrainConfig
 from tuner.diagnose.cell_calls import CellCall, Dims, ShapeTrace, format_trace
-from tuner.diagnose.finding import Finding
+from tuner.diagnose.finding import Finding, finding_of_error
+from tuner.diagnose.flash_calls import FlashWatch
 from tuner.diagnose.source_lines import LineWatch
 from tuner.diagnose.trace_faults import find_faults
 from tuner.errors import BadInputError
@@ -37,6 +40,9 @@ from tuner.train.factory import make_cell
 from tuner.train.graph import op_by_op
 from tuner.train.loader import Batch
 from tuner.train.run_inputs import open_inputs
+
+JIT_VARIABLE = "MS_JIT"
+"""At 0 functions marked with ms.jit run in Python; read at every call (2.7 to 2.10)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,30 +85,50 @@ def trace_forward(model: nn.Cell, arrays: Sequence[NDArray[np.int32]]) -> ShapeT
     # error behind.
     with contextlib.suppress(Exception):
         _wait()
-    size, length = arrays[0].shape
-    calls, error = _run(model, arrays, contextlib.nullcontext())
-    if error is None:
-        return ShapeTrace(shape=(size, length), calls=calls)
+    first = _run(model, arrays, contextlib.nullcontext())
+    if first.error is None:
+        return first
     lines = LineWatch(_wait)
-    calls_again, again = _run(model, arrays, lines.watching())
-    if again is None:
-        return ShapeTrace(shape=(size, length), calls=calls, error=error)
-    place, line = lines.line_of(again)
-    return ShapeTrace(shape=(size, length), calls=calls_again, error=again, place=place, line=line)
+    again = _run(model, arrays, lines.watching())
+    if again.error is None:
+        return first
+    place, line = lines.line_of(again.error)
+    return replace(again, place=place, line=line)
 
 
 def _run(
     model: nn.Cell, arrays: Sequence[NDArray[np.int32]], watch: AbstractContextManager[None]
-) -> tuple[tuple[CellCall, ...], Exception | None]:
+) -> ShapeTrace:
     recorder = _Recorder()
+    flash = FlashWatch(recorder.name_of_innermost)
     error: Exception | None = None
     try:
-        with op_by_op(), recorder.watching(model), watch:
+        with op_by_op(), _without_jit(), recorder.watching(model), flash.watching(model), watch:
             model(*map(Tensor, arrays))
             _wait()
     except Exception as raised:
         error = raised
-    return tuple(recorder.calls), error
+    size, length = arrays[0].shape
+    return ShapeTrace(
+        shape=(size, length),
+        calls=tuple(recorder.calls),
+        error=error,
+        refused=tuple(flash.refused),
+        num_stand_ins=flash.num_stand_ins,
+    )
+
+
+@contextmanager
+def _without_jit() -> Iterator[None]:
+    """What is marked with ms.jit would be a graph, with no hook and no stand-in inside."""
+    before = os.environ.get(JIT_VARIABLE)
+    os.environ[JIT_VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(JIT_VARIABLE)
+        if before is not None:
+            os.environ[JIT_VARIABLE] = before
 
 
 def model_arrays(batch: Batch) -> tuple[NDArray[np.int32], ...]:
@@ -134,10 +160,7 @@ def trace_config(config: TrainConfig) -> TraceReport:
             else build_model(config, longest, reads_source=False)
         )
     except BadInputError as error:
-        why = "no run starts with it"
-        refused = Finding(
-            name="model-not-built", severity="error", what=error.problem, why=why, fix=error.fix
-        )
+        refused = finding_of_error(error, name="model-not-built", why="no run starts with it")
         return TraceReport(traces=(), findings=(refused,))
     by_size = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     chosen = dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]])
@@ -169,6 +192,10 @@ class _Recorder:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def name_of_innermost(self) -> str:
+        """Path and class of the Cell that is under way, as far as it has hooks."""
+        return self.calls[self._open[-1][1]].name if self._open else "the model"
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(cell: nn.Cell, args: Any, kwargs: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tuner.batching.grouping import Shape
 from tuner.diagnose.cell_calls import (
+    RefusedCall,
     ShapeTrace,
     describe_break,
     find_stuck,
@@ -15,7 +16,7 @@ from tuner.diagnose.cell_calls import (
     join_shapes,
     show_shape,
 )
-from tuner.diagnose.finding import Finding
+from tuner.diagnose.finding import Finding, finding_of_error
 from tuner.errors import OUT_OF_MEMORY_TEXT, BadInputError
 
 FIXED_LENGTH_TEXT = re.compile(
@@ -59,11 +60,11 @@ def find_faults(traces: Sequence[ShapeTrace], vocab_size: int) -> list[Finding]:
         vocab_size: V of the logits [B, T, V] that it must return.
 
     Returns:
-        By name: `index-past-table`, `fixed-length` (a length written into the source),
-        `layers-do-not-fit` (at any shape), `forward-raises` (no matter of shapes),
-        `output-shape`; one `shapes-follow`, ok, if nothing is wrong.
+        By name: `flash-arguments` (from the documentation), `index-past-table`, `fixed-length`
+        (a length written into the source), `layers-do-not-fit` (at any shape), `forward-raises`
+        (no matter of shapes), `output-shape`; one `shapes-follow`, ok, if nothing is wrong.
     """
-    found = _past_tables(traces)
+    found = [*_flash_arguments(traces), *_past_tables(traces)]
     broken = [trace for trace in traces if trace.error is not None]
     if broken and not any(call.is_past_table for trace in broken for call in trace.calls):
         found.append(_broken(broken[0], traces))
@@ -71,6 +72,8 @@ def find_faults(traces: Sequence[ShapeTrace], vocab_size: int) -> list[Finding]:
         found += _output_shape(traces, vocab_size)
     shapes = ", ".join(show_shape(trace.shape) for trace in traces)
     what = f"{len(traces[0].calls)} calls of Cells follow the shapes {shapes}"
+    if any(trace.num_stand_ins for trace in traces):
+        what += "; flash attention was computed by NumPy, since this device has no such op"
     return found or [Finding(name="shapes-follow", severity="ok", what=what)]
 
 
@@ -84,6 +87,27 @@ def is_no_shape_error(error: BaseException) -> bool:
         return True
     others = (DTYPE_TEXT, COLLECTIVE_TEXT)
     return bool(re.search(OUT_OF_MEMORY_TEXT, text) or any(one.search(text) for one in others))
+
+
+def _flash_arguments(traces: Sequence[ShapeTrace]) -> list[Finding]:
+    """The first call of every Cell; Cells that say the same at the same shape are one finding."""
+    first: dict[str, tuple[Shape, RefusedCall]] = {}
+    for trace in traces:
+        for call in trace.refused:
+            first.setdefault(call.cell_name, (trace.shape, call))
+    alike: dict[tuple[Shape, str], list[RefusedCall]] = {}
+    for shape, call in first.values():
+        alike.setdefault((shape, call.error.problem), []).append(call)
+    return [_flash_finding(shape, calls) for (shape, _), calls in alike.items()]
+
+
+def _flash_finding(shape: Shape, calls: Sequence[RefusedCall]) -> Finding:
+    more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+    why = "the op may take it without a word and compute something else, or NaN"
+    if calls[0].is_replaced:
+        why += "; here, without the op, the trace went on with zeros for the result"
+    place = f"at {show_shape(shape)} {calls[0].cell_name}{more}"
+    return finding_of_error(calls[0].error, name="flash-arguments", why=why, place=place)
 
 
 def _past_tables(traces: Sequence[ShapeTrace]) -> list[Finding]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from tuner.diagnose.finding import Finding
+from tuner.simulate.warm_up_time import CONNECT, EXECUTE, LEAST_EXECUTE_S
 
 SHORT_TIMEOUT_S = 300
 """Warm-up of some dozens of graphs takes longer than this on an NPU."""
@@ -97,9 +98,7 @@ def _alloc_conf(value: str) -> Finding | None:
 
 
 def _connect_timeout(value: str) -> Finding | None:
-    return _timeout(
-        "HCCL_CONNECT_TIMEOUT", value, "a rank that still compiles is taken for a dead one"
-    )
+    return _timeout(CONNECT, value, "a rank that still compiles is taken for a dead one")
 
 
 def _execute_timeout(value: str) -> Finding | None:
@@ -107,19 +106,19 @@ def _execute_timeout(value: str) -> Finding | None:
         return Finding(
             name="hccl-exec-timeout",
             severity="warning",
-            what="HCCL_EXEC_TIMEOUT=0 does not switch the limit off: 1,800 s hold",
+            what=f"{EXECUTE}=0 does not switch the limit off: the default holds, "
+            f"{LEAST_EXECUTE_S:,} s (1,800 s in older versions of CANN)",
             why="a rank that waits longer ends with EI0002",
             fix="give the seconds that you mean, for example 7200",
         )
-    return _timeout(
-        "HCCL_EXEC_TIMEOUT", value, "a rank that waits for a compile elsewhere ends with EI0002"
-    )
+    return _timeout(EXECUTE, value, "a rank that waits for a compile elsewhere ends with EI0002")
 
 
 def _timeout(name: str, value: str, why: str) -> Finding | None:
+    stable_name = name.lower().replace("_", "-")
     if not re.fullmatch(r"\s*\d+\s*", value):
         return Finding(
-            name=f"{name.lower().replace('_', '-')}",
+            name=stable_name,
             severity="warning",
             what=f"{name}={value} is no whole number of seconds",
             why="the default holds instead",
@@ -128,7 +127,7 @@ def _timeout(name: str, value: str, why: str) -> Finding | None:
     if int(value) >= SHORT_TIMEOUT_S:
         return None
     return Finding(
-        name=f"{name.lower().replace('_', '-')}",
+        name=stable_name,
         severity="warning",
         what=f"{name}={int(value)} s",
         why=why,
@@ -208,8 +207,8 @@ CHECKS: Mapping[str, Callable[[str], Finding | None]] = {
     "MS_COMPILER_CACHE_ENABLE": _compiler_cache,
     "MS_AUTO_DYNAMIC_SHAPE_ENABLE": _auto_dynamic,
     "MS_ALLOC_CONF": _alloc_conf,
-    "HCCL_CONNECT_TIMEOUT": _connect_timeout,
-    "HCCL_EXEC_TIMEOUT": _execute_timeout,
+    CONNECT: _connect_timeout,
+    EXECUTE: _execute_timeout,
     "MS_ASCEND_CHECK_OVERFLOW_MODE": _saturation,
     "MS_SIMULATION_LEVEL": _simulation,
     "ASCEND_LAUNCH_BLOCKING": _blocking("ASCEND_LAUNCH_BLOCKING"),

@@ -11,6 +11,7 @@ from tuner.report.contents import (
     NamedValue,
     ReportContents,
     RunFacts,
+    SeveralDevices,
 )
 from tuner.report.gather_comparison import gather_comparison
 from tuner.report.gather_devices import gather_devices
@@ -42,7 +43,10 @@ VERSIONS_AT_THE_HEAD = ("varseq-tuner", "mindspore")
 
 
 def gather_contents(
-    result: StudyResult, setup: StudySetup, context: StudyContext
+    result: StudyResult,
+    setup: StudySetup,
+    context: StudyContext,
+    devices: SeveralDevices | Absent | None = None,
 ) -> ReportContents:
     """The whole page.
 
@@ -50,6 +54,7 @@ def gather_contents(
         result: All that is known, of an unfinished study too.
         setup: What the study is about.
         context: What the page says besides.
+        devices: Of `gather_devices` for this result; None: it is called here.
     """
     best = result.best
     prediction = gather_prediction(result, setup)
@@ -62,7 +67,7 @@ def gather_contents(
         lengths=Absent() if best is None else gather_lengths(best.outcome, setup),
         waste=Absent() if best is None else gather_waste(best.outcome, setup),
         run_time=gather_run_time(result, setup),
-        devices=gather_devices(result, setup),
+        devices=gather_devices(result, setup) if devices is None else devices,
         sensitivity=gather_sensitivity(result, setup),
         failures=tuple(_failed(item) for item in result.outcomes if not is_feasible(item.outcome)),
         best=Absent() if best is None else _best(best, result, setup, context),

@@ -11,6 +11,8 @@ packing belongs to the newer family, which reads a Hugging Face folder and names
   k * divisor + remainder, and only if both are not 0; is_dynamic: the same page
 - gradient_accumulation_steps, the newer family (params in *_dtype, fp32_residual_connection),
   HFDataLoader and PackingHandler: configs/qwen3/finetune_qwen3.yaml
+- create_compressed_eod_mask, its columns and its length: mindformers/dataset/dataloader/
+  hf_dataloader.py; what it makes of the model: mindformers/parallel_core/transformer_config.py
 - schedules and their arguments: mindformers/core/lr/lr_schedule.py
 """
 
@@ -36,6 +38,10 @@ GROUP_FIELDS = {"norms": "layernorm_compute_type", "softmax": "softmax_compute_t
 NEWER_GROUP_FIELDS = {"norms": "layernorm_compute_dtype", "softmax": "softmax_compute_dtype"}
 ROPE_FIELD = "rotary_dtype"
 """The same in both families."""
+
+PACKED_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids", "actual_seq_len")
+SAMPLES_A_ROW = 128
+"""Default of compressed_eod_mask_length."""
 
 Part = tuple[list[str], Mapping[str, Any]]
 """Sentences that stand as a comment above a mapping."""
@@ -135,13 +141,28 @@ def _dataset(tuned: Tuned) -> Part:
 def _packed_dataset(tuned: Tuned) -> Part:
     comments = [
         "Packing is done while text is read with HFDataLoader, by the stack's own rule; a "
-        "MindRecord file is not read. Add your data handler before PackingHandler."
+        "MindRecord file is not read. Add your data handler before PackingHandler.",
+        "Samples of a row are kept apart by their ends, actual_seq_len, of which there may be "
+        "compressed_eod_mask_length a row; without create_compressed_eod_mask they would see each "
+        "other. parallel.dataset_strategy needs an entry for each of the columns.",
     ]
     if len(tuned.widths) > 1:
         comments.append("All packed rows have one length, the longest; shorter ones are left out.")
     handler = {"type": "PackingHandler", "seq_length": tuned.widths[-1], "pack_strategy": "pack"}
-    loader = {"type": "HFDataLoader", "handler": [handler]}
-    return comments, {"train_dataset": {"data_loader": loader, "drop_remainder": True}}
+    loader = {
+        "type": "HFDataLoader",
+        "create_compressed_eod_mask": True,
+        "compressed_eod_mask_length": SAMPLES_A_ROW,
+        "handler": [handler],
+    }
+    return comments, {
+        "train_dataset": {
+            "input_columns": list(PACKED_COLUMNS),
+            "construct_args_key": list(PACKED_COLUMNS),
+            "data_loader": loader,
+            "drop_remainder": True,
+        }
+    }
 
 
 def _model(tuned: Tuned) -> Part:
@@ -154,6 +175,8 @@ def _model(tuned: Tuned) -> Part:
     for group, field in fields.items():
         content[field] = "float32" if group in precision.fp32_ops else compute
     content["params_dtype" if is_newer else "param_init_type"] = "float32"
+    if is_newer:
+        content["use_eod_attn_mask_compression"] = True
     if is_newer and precision.compute_dtype != "fp32":
         content["fp32_residual_connection"] = "residual" in precision.fp32_ops
     if _varies(tuned):

@@ -9,6 +9,8 @@ far the two are apart. Where nothing was measured at all the default stands in.
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,6 +34,12 @@ LEAST_SHAPES = 3
 
 MEASURED_ERROR = 0.03
 """Relative error, 95 %, of a median of steady steps between fresh processes of a quiet machine."""
+
+MOST_PROCESS_ERROR = 0.25
+"""A machine whose steps scatter more than half as much tells nothing by one process."""
+
+SHAPES_A_PROCESS = 6
+"""That one process measures, about."""
 
 UNLIKE = {"device": 3.0, "graph_mode": 0.5, "precision": 0.4, "jit_level": 0.3, "rows": 0.15}
 """Relative error (95 %) of a scaled fit for each field in which two keys differ, before anything
@@ -68,6 +76,8 @@ class KnownCosts:
             under one dynamic graph the taking of its memory.
         update: Median of what was measured; zeros before.
         memory: None where it is not known.
+        process_error: Relative error (95 %) of all steps of the key together: the machine may have
+            been faster or slower while they were measured.
     """
 
     key: CostKey
@@ -76,6 +86,7 @@ class KnownCosts:
     first_calls_s: Mapping[Shape, float]
     update: UpdateMeasurement
     memory: MemoryCost | None
+    process_error: float = 0.0
 
     def step_s(self, shape: Shape) -> float:
         """Seconds of a steady step, measured if it was."""
@@ -134,10 +145,10 @@ class CostBook:
         # Other keys may have borrowed from this one.
         self._known.clear()
 
-    def plus(self, process: ProcessMeasurement) -> CostBook:
-        """A book that knows one more; this one stays as it is."""
+    def plus(self, *processes: ProcessMeasurement) -> CostBook:
+        """A book that knows more; this one stays as it is."""
         everything = [item for items in self._processes.values() for item in items]
-        return CostBook([*everything, process], self._models)
+        return CostBook([*everything, *processes], self._models)
 
     @property
     def keys(self) -> tuple[CostKey, ...]:
@@ -197,7 +208,31 @@ class CostBook:
             first_calls_s=compile_s if visit_s is None else visit_s,
             update=self._update(key),
             memory=fit_memory(processes, is_one_graph=is_one_graph) or given_memory,
+            process_error=self._process_error(len(steps_s)),
         )
+
+    def _process_error(self, num_shapes: int) -> float:
+        """Twice the scatter of steps of one shape, less by the root of the number of processes.
+
+        Steps are timed in turn, over the seconds that a process takes, so their scatter is of the
+        machine. It is as large over minutes, between processes, at least: measured on a shared
+        host, steps of one shape in one process scatter by 6 %, their medians between processes
+        by 10 %. For the number of processes stands that of measured shapes, since which process
+        measures a shape depends on the order of trials.
+        """
+        error = min(2.0 * self._scatter(), MOST_PROCESS_ERROR) if num_shapes else 0.0
+        return error / math.sqrt(max(1.0, num_shapes / SHAPES_A_PROCESS))
+
+    def _scatter(self) -> float:
+        """Relative standard deviation of steady steps about the mean of their shape, all keys."""
+        squares, degrees = [], 0
+        for process in itertools.chain.from_iterable(self._processes.values()):
+            for shape in process.shapes:
+                steady_s = np.array(shape.steady_s)
+                squares.extend(np.square(steady_s / steady_s.mean() - 1.0).tolist())
+                degrees += len(steady_s) - 1
+        # Summed exactly, so in any order.
+        return math.sqrt(math.fsum(squares) / degrees) if degrees else 0.0
 
     def _borrow(
         self, key: CostKey, steps_s: Mapping[Shape, float], compile_s: Mapping[Shape, float]

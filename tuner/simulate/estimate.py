@@ -6,7 +6,8 @@ having the same number of steps. What was measured is taken as it is; a shape th
 estimated from the fit, and `measured_time_fraction` says how much of the run that concerns.
 
 The interval: measured shapes err on their own, so their half widths add as squares; fitted ones
-err together, so theirs add up; both are independent of the compiles.
+err together, so theirs add up; all err together as the machine was faster or slower while they
+were measured. These three and the compiles are independent.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def estimate_run(stats: EpochFigures, epochs: int, costs: KnownCosts) -> Estimat
         costs.shape_s(shape) for shape in stats.shape_counts if shape not in costs.first_calls_s
     )
     running_s = epochs * (steady_s + stats.num_updates * costs.update.update_s)
-    steps_error_s = epochs * float(np.sqrt(measured_square + fitted_error_s**2))
+    process_error_s = costs.process_error * steady_s
+    squares = measured_square + fitted_error_s**2 + process_error_s**2
+    steps_error_s = epochs * float(np.sqrt(squares))
     real_tokens = epochs * stats.real_tokens
     memory = costs.memory
     return Estimate(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 """Between two signs of life."""
 
-NUM_BEST = 2
+NUM_BEST = 3
 """Proposals that are confirmed at most, the baselines aside."""
 CALLS_BEFORE_STEADY = 5
 """Of a shape in a trial, about: to foretell how long a round takes."""
@@ -96,12 +96,27 @@ class Confirmation:
         """The outcome to take."""
         return self.candidates[self.verdict.winner] if self.verdict else None
 
+    def processes(self, device: str) -> tuple[ProcessMeasurement, ...]:
+        """What the rounds measured, on this device."""
+        return tuple(
+            ProcessMeasurement(
+                key=CostKey.of(self.candidates[item.candidate].outcome.config, device),
+                shapes=item.shapes,
+                update=None,
+                base_bytes=0,
+                peak_bytes=0,
+            )
+            for item in self.rounds
+            if item.status == "ok" and item.candidate in self.candidates
+        )
+
 
 def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, NumberedOutcome]:
     """Name -> what to confirm: the best few proposals, then all baselines that were measured.
 
-    The best, and of the others whose interval reaches its own the simplest: it may win if the
-    best is ahead by noise alone.
+    The best, and of the others whose interval reaches its own two that may win: the best of
+    another strategy or graph mode, which was measured at another time, when the machine may have
+    been slower; and the simplest of simpler ones, if the best is ahead by noise alone.
     """
     feasible = [item for item in outcomes if is_feasible(item.outcome)]
     proposals = [item for item in feasible if item.outcome.baseline is None]
@@ -110,8 +125,14 @@ def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, Numbered
     if best is not None:
         chosen[name_of(best)] = best
         rivals = [item for item in proposals if item is not best and _may_equal(item, best)]
-        rivals.sort(key=lambda item: (simplicity(item.outcome), item.number))
-        chosen |= {name_of(item): item for item in rivals[: NUM_BEST - 1]}
+        others = [item for item in rivals if _kind(item) != _kind(best)]
+        simpler = [item for item in rivals if simplicity(item.outcome) < simplicity(best.outcome)]
+        simple = min(
+            simpler, key=lambda item: (simplicity(item.outcome), item.number), default=None
+        )
+        for rival in (choose_best(others), simple):
+            if rival is not None:
+                chosen[name_of(rival)] = rival
     baselines = [item for item in feasible if item.outcome.baseline is not None]
     configs = [item.outcome.config for item in chosen.values()]
     return chosen | {
@@ -226,7 +247,7 @@ def measure_whole(
     spec = TrialSpec(
         config=outcome.config,
         lengths_file=str(setup.folder.lengths.absolute()),
-        shapes=largest_first(counts),
+        shapes=largest_first([shape for shape, count in counts.items() if count]),
         timed_steps=_timed_steps(outcome),
         time_limit_s=setup.time_limit_s,
         memory_limit_bytes=setup.memory_limit_bytes,
@@ -300,6 +321,11 @@ def _standing(
     """The candidates without those that failed in any round."""
     failed = {item.candidate for item in rounds if item.status != "ok"}
     return {name: item for name, item in candidates.items() if name not in failed}
+
+
+def _kind(item: NumberedOutcome) -> tuple[str, str]:
+    config = item.outcome.config
+    return config.batching.strategy, config.graph.mode
 
 
 def _may_equal(item: NumberedOutcome, best: NumberedOutcome) -> bool:

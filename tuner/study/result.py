@@ -20,8 +20,8 @@ class StudyResult:
     """All that is known.
 
     Attributes:
-        outcomes: Estimated from all measurements, by trial number.
-        book: All measurements.
+        outcomes: Estimated from all measurements of trials, by trial number.
+        book: All measurements, those of the confirmation's rounds too.
         findings: Of the sensitivity pass, one a compute dtype below fp32 that was looked at.
         confirmation: None as long as none has begun.
     """

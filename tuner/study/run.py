@@ -18,7 +18,7 @@ from tuner.study.confirm import (
 )
 from tuner.study.optuna_board import ConfirmationBoard
 from tuner.study.optuna_study import OptunaStudy
-from tuner.study.outcome import NumberedOutcome
+from tuner.study.outcome import NumberedOutcome, estimate_again
 from tuner.study.result import StudyResult
 from tuner.study.search import Search
 from tuner.study.setup import StudySetup, study_identity
@@ -52,21 +52,40 @@ def run_study(setup: StudySetup, runner: TrialRunner, watch: StudyWatch) -> Stud
 
     def on_result(result: StudyResult) -> None:
         earlier = boards.earlier(choose_candidates(result.outcomes))
-        watch.on_result(dataclasses.replace(result, confirmation=earlier))
+        watch.on_result(_with_rounds(result, earlier, setup))
 
     result = Search(setup, runner, dataclasses.replace(watch, on_result=on_result), study).run()
     candidates = choose_candidates(result.outcomes)
     if not candidates or not setup.confirm_rounds:
-        return dataclasses.replace(result, confirmation=boards.earlier(candidates))
+        return _with_rounds(result, boards.earlier(candidates), setup)
     board = boards.begin(candidates)
     confirmation = run_confirmation(setup, runner, board, candidates, watch.on_notice)
     while not confirmation.is_complete and board.running() and not is_late(setup):
         # Another tuner has the last rounds.
         time.sleep(WAIT_S)
         confirmation = read_confirmation(board, candidates, setup.confirm_rounds)
-    result = dataclasses.replace(result, confirmation=confirmation)
+    result = _with_rounds(result, confirmation, setup)
     watch.on_result(result)
     return result
+
+
+def _with_rounds(
+    result: StudyResult, confirmation: Confirmation | None, setup: StudySetup
+) -> StudyResult:
+    """The result with a confirmation; its measurements are known like those of trials.
+
+    The outcomes stay as the trials alone have them: from them follows what is confirmed.
+    """
+    if confirmation is None:
+        return result
+    device = setup.installation.device
+    book = result.book.plus(*confirmation.processes(device))
+    names = list(confirmation.candidates)
+    known = estimate_again(list(confirmation.candidates.values()), book, device)
+    confirmation = dataclasses.replace(
+        confirmation, candidates=dict(zip(names, known, strict=True))
+    )
+    return dataclasses.replace(result, book=book, confirmation=confirmation)
 
 
 class _Boards:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from tuner.batching.grouping import Shape
+import numpy as np
+
+from tuner.batching.align import align_length
+from tuner.batching.grouping import Shape, rows_per_batch
 from tuner.batching.plan import plan_batches, resolve_boundaries
-from tuner.config.schema import TrainConfig
+from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.errors import BadInputError
 from tuner.simulate.cost_book import CostBook
 from tuner.simulate.estimate import Estimate, estimate_run
 from tuner.simulate.measurement import CostKey, ProcessMeasurement, ShapeMeasurement
 from tuner.simulate.stats import PlanStats, count_plan
-from tuner.simulate.to_measure import choose_shapes
+from tuner.simulate.to_measure import choose_shapes, far_shapes, largest_first
 from tuner.study.guide import why_not_run
 from tuner.study.outcome import Outcome, PrecisionCheck
 from tuner.study.precision import check_precision
@@ -23,6 +26,9 @@ from tuner.trial.runner import OnMeasured, TrialRunner, go_on
 
 MAX_SHAPES_A_TRIAL = 6
 """Of a proposal, and of every plan on one dynamic graph: between a few shapes the fit does."""
+
+COMMON_LENGTHS = (0.1, 0.5)
+"""Quantiles of the rows' lengths at which a dynamic graph is measured if nothing near is known."""
 
 TIMED_STEPS = 4
 
@@ -124,7 +130,7 @@ def plan_unit(
     reason = why_not_run(setup, config, plan.shapes, book)
     if reason is not None:
         return refused(unit, reason)
-    return replace(unit, shapes=_to_measure(unit, book))
+    return replace(unit, shapes=_to_measure(setup, unit, book))
 
 
 def measure_unit(
@@ -175,7 +181,7 @@ def is_hopeless(estimate: Estimate, best_real_tokens_per_s: float) -> bool:
     return real_tokens < best_real_tokens_per_s * estimate.low_run_s
 
 
-def _to_measure(unit: Unit, book: CostBook) -> tuple[Shape, ...]:
+def _to_measure(setup: StudySetup, unit: Unit, book: CostBook) -> tuple[Shape, ...]:
     assert unit.figures is not None
     costs = book.known(unit.key)
     counts = unit.figures.shape_counts
@@ -185,7 +191,19 @@ def _to_measure(unit: Unit, book: CostBook) -> tuple[Shape, ...]:
             for shape in unit.planned_shapes
             if counts.get(shape) and shape not in costs.steps_s
         )
-    return choose_shapes(counts, unit.config.train.epochs, costs, MAX_SHAPES_A_TRIAL)
+    chosen = choose_shapes(counts, unit.config.train.epochs, costs, MAX_SHAPES_A_TRIAL)
+    if not chosen or unit.key.graph_mode == "static":
+        return chosen
+    full = _full_batches(setup, unit.config.batching)
+    return largest_first([*chosen, *far_shapes(full, [*costs.steps_s, *chosen])])
+
+
+def _full_batches(setup: StudySetup, batching: BatchingConfig) -> list[Shape]:
+    """Batches of the whole token budget at common lengths of rows."""
+    common = np.quantile(setup.data.lengths.own_tokens, COMMON_LENGTHS, method="inverted_cdf")
+    lengths = np.minimum(common, setup.data.longest).tolist()
+    padded = [align_length(int(length), batching.align) for length in lengths]
+    return [(rows_per_batch(batching, length), length) for length in padded]
 
 
 def refused(unit: Unit, reason: str) -> Unit:

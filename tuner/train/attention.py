@@ -48,7 +48,7 @@ class Attention(nn.Cell):
         self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
         self.from_heads = FromHeads()
         self.rotation = rotation_of_device(self.head_size)
-        self.mix = mix_of_device(dtypes.softmax, FlashMix(config) if is_flash else None)
+        self.mix = FlashMix(config) if is_flash else mix_of_device(dtypes.softmax)
 
     def _add_projections(self, config: ModelConfig, dtypes: Dtypes) -> None:
         to_heads = (config.width, self.heads_width)
@@ -75,7 +75,7 @@ class Attention(nn.Cell):
         B: int,
         T: int,
         angles: tuple[tuple[Tensor, Tensor], ...],
-        mask: Tensor,
+        mask: Tensor | tuple[Tensor, ...],
     ) -> Tensor:
         """Attend; [M, D] to [M, D] of the products' dtype.
 

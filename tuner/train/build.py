@@ -8,6 +8,7 @@ from tuner.config.hf_config import check_against_source
 from tuner.config.positions import check_length
 from tuner.config.schema import ModelConfig, TrainConfig
 from tuner.train.factory import build_from_factory
+from tuner.train.flash import attention_of, chosen_device
 from tuner.train.lora import prepare_adapters
 from tuner.train.model import Decoder
 from tuner.train.precision import dtypes_of
@@ -29,7 +30,8 @@ def build_model(config: TrainConfig, max_length: int, *, reads_source: bool = Tr
 
     Raises:
         BadInputError: the model takes no rows of that length, its source is missing, damaged or
-            another model, or its factory breaks the contract.
+            another model, its factory breaks the contract, or graph.attention is flash, which
+            device, dtype or sizes do not allow.
     """
     check_length(config.model, max_length)
     if config.model.factory is not None:
@@ -37,8 +39,13 @@ def build_model(config: TrainConfig, max_length: int, *, reads_source: bool = Tr
     is_read = config.model.source is not None and reads_source
     if is_read:
         check_against_source(config.model)
-    dtypes = dtypes_of(config.precision)
-    model = Decoder(config.model, max_length, config.train.seed, dtypes, config.graph.attention)
+    model = Decoder(
+        config.model,
+        max_length,
+        config.train.seed,
+        dtypes_of(config.precision),
+        is_flash=attention_of(config, chosen_device(), max_length).name == "flash",
+    )
     if config.model.lora is not None:
         prepare_adapters(model, config.train.seed)
     if is_read:

@@ -44,13 +44,16 @@ class CacheKey:
         return hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()
 
 
-def cache_key(config: TrainConfig, device: Device, shapes: Sequence[Shape]) -> CacheKey:
+def cache_key(
+    config: TrainConfig, device: Device, shapes: Sequence[Shape], num_lengths: int = 0
+) -> CacheKey:
     """The key of a run's graphs. Call it when the model is built, so that a factory is loaded.
 
     Args:
         config: The whole config.
         device: The opened device.
         shapes: (B, L) of the graphs of a step, in the order in which they are compiled.
+        num_lengths: Cumulative lengths that a step takes beside.
     """
     plain = to_plain(config)
     plain["graph"].pop("compile_cache")
@@ -60,6 +63,7 @@ def cache_key(config: TrainConfig, device: Device, shapes: Sequence[Shape]) -> C
         "train": {name: plain["train"][name] for name in TRAIN_FIELDS},
         "strategy": config.batching.strategy,
         "num_inputs": len(Batch.empty((1, 1), config).arrays),
+        "num_lengths": num_lengths,
         "versions": {**installed_versions(), "cann": cann_version()},
         "device": device.name,
         "world_size": os.environ.get("RANK_SIZE", "1"),

@@ -94,7 +94,8 @@ def _cache_of(
         # The order of compiles is all that tells MindSpore which graph is which.
         notice("going on without a compile cache: something may be compiled already")
         return None
-    return open_cache(root, cache_key(config, engine.device, to_compile), notice)
+    key = cache_key(config, engine.device, to_compile, engine.num_lengths)
+    return open_cache(root, key, notice)
 
 
 @contextmanager

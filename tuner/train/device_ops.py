@@ -19,8 +19,6 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-from tuner.config.schema import AttentionName, ModelConfig, PrecisionConfig
-from tuner.train.flash import FlashMix, choose_attention, chosen_device, flash_refusal
 from tuner.train.full_size_ops import (
     TILE,
     FullSizeGate,
@@ -31,7 +29,7 @@ from tuner.train.full_size_ops import (
     FullSizeSum,
 )
 from tuner.train.plain_ops import Gate, Head, Mix, Norm, Rotation, Sum
-from tuner.train.precision import DTYPES, Dtype, Dtypes
+from tuner.train.precision import Dtype, Dtypes
 
 
 def needs_full_sizes() -> bool:
@@ -100,36 +98,12 @@ def norm_of_device(eps: float, width: int, dtype: Dtype) -> nn.Cell:
     return FullSizeNorm(eps, width) if needs_full_sizes() and is_fp32 else Norm(eps)
 
 
-def attends_by_flash(
-    wanted: AttentionName, model: ModelConfig, dtypes: Dtypes, max_length: int
-) -> bool:
-    """Whether the decoder attends by flash attention on the chosen device.
-
-    Args:
-        wanted: As graph.attention has it.
-        model: Heads and head size.
-        dtypes: Of the decoder's parts.
-        max_length: Longest padded row in tokens.
-
-    Raises:
-        BadInputError: flash is wanted and cannot be.
-    """
-    compute = next(name for name, dtype in DTYPES.items() if dtype == dtypes.products)
-    precision = PrecisionConfig.model_validate({"compute_dtype": compute})
-    refusal = flash_refusal(model, precision, chosen_device(), max_length)
-    return choose_attention(wanted, refusal).name == "flash"
-
-
-def mix_of_device(softmax_dtype: Dtype, flash: FlashMix | None = None) -> nn.Cell:
-    """Takes queries, keys, values and a mask to softmax(q k^T, masked) v.
+def mix_of_device(softmax_dtype: Dtype) -> nn.Cell:
+    """Takes scaled queries, keys, values and a mask to softmax(q k^T + mask) v.
 
     Args:
         softmax_dtype: As `Mix` takes it.
-        flash: Instead of the matrix products, where flash attention was chosen. It scales queries
-            by itself and takes a mask of its own.
     """
-    if flash is not None:
-        return flash
     return FullSizeMix(softmax_dtype) if needs_full_sizes() else Mix(softmax_dtype)
 
 

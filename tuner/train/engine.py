@@ -12,11 +12,14 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
+from tuner.batching.packed_bounds import PackedBounds
 from tuner.config.schema import TrainConfig
 from tuner.train.build import build_model, saves_frozen_weights
 from tuner.train.device import Device
+from tuner.train.flash_lengths import cumulative_lengths, layout_refusal, num_lengths
 from tuner.train.graph import num_compiled_graphs, op_by_op, prepare_step, set_level
 from tuner.train.loader import Batch
+from tuner.train.model import Decoder
 from tuner.train.precision import dtypes_of
 from tuner.train.recompiles import RecompileWatch
 from tuner.train.scaling import LossScale
@@ -40,6 +43,8 @@ class Engine:
         model: What is trained.
         loss: Its summed loss, of a batch as `Batch.arrays` has it.
         device: What it runs on.
+        num_lengths: Cumulative lengths that a step takes of packed rows, for flash attention in
+            layout TND; 0: it takes none.
         loss_scale: Of fp16; None in fp32 and bf16, which need none. An update moves it.
         recompiles: Through which every Cell is called; knows the compiles that nobody planned.
     """
@@ -50,6 +55,7 @@ class Engine:
         device: Device,
         max_padded_length: int,
         *,
+        bounds: PackedBounds | None = None,
         reads_source: bool = True,
     ) -> None:
         """Build the model; nothing is compiled yet.
@@ -58,6 +64,8 @@ class Engine:
             config: Model, precision, optimizer, graph.
             device: The opened device.
             max_padded_length: Longest planned row in tokens.
+            bounds: Of all batches of packed rows; None: there are none, or they are not known, and
+                flash attention takes full masks.
             reads_source: As `build_model` takes it.
 
         Raises:
@@ -86,8 +94,14 @@ class Engine:
         )
         # Of fp16 the norm comes first: it decides whether there is an update.
         self._norm = GradientNorm(self._step) if is_scaled else None
-        num_inputs = len(Batch.empty((1, 1), config).arrays)
-        prepare_step(self._step, config.graph, num_inputs, num_scalars=int(is_scaled))
+        self.num_lengths = _num_lengths(self.model, bounds)
+        prepare_step(
+            self._step,
+            config.graph,
+            len(Batch.empty((1, 1), config).arrays),
+            num_scalars=int(is_scaled),
+            num_vectors=int(self.num_lengths > 0),
+        )
         for cell in self._cells[1:]:
             set_level(cell, config.graph)
 
@@ -125,6 +139,9 @@ class Engine:
         """Add a batch's gradient to the buffers; the loss summed over its labels."""
         self.in_flight = batch
         inputs = list(map(Tensor, batch.arrays))
+        if self.num_lengths and batch.packing is not None:
+            ids_BT = batch.packing.segment_ids_BT
+            inputs.append(Tensor(cumulative_lengths(ids_BT, self.num_lengths)))
         if self.loss_scale is not None:
             factor = self.loss_scale.factor(batch.label_tokens)
             inputs.insert(0, Tensor(factor, ms.float32))
@@ -209,3 +226,10 @@ class Engine:
         """All that is compiled, the step first."""
         cells = [self._step, self._update, self._norm]
         return [cell for cell in cells if cell is not None]
+
+
+def _num_lengths(model: nn.Cell, bounds: PackedBounds | None) -> int:
+    takes_any = isinstance(model, Decoder) and model.is_flash
+    if not takes_any or bounds is None or layout_refusal(bounds) is not None:
+        return 0
+    return num_lengths(bounds.sequences)

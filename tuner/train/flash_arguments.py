@@ -30,6 +30,8 @@ MAX_LENGTH = 512 * 1024
 MAX_BATCH_SIZE = 2 * 1024
 MAX_SEQUENCES = 1024
 """Entries of the cumulative lengths of layout TND."""
+MAX_TOKENS = 1024 * 1024
+"""All tokens of layout TND (CANN)."""
 COMPRESSED_SIZE = 2048
 """Rows and columns of the mask of sparse modes 2 to 4, whatever the lengths are."""
 ALL_TOKENS = 2147483647
@@ -98,7 +100,7 @@ def check_flash_arguments(call: FlashCall) -> None:
     """
     _check_dtypes(call)
     sizes = _sizes_of(call)
-    _check_sizes(sizes, call.head_num)
+    _check_sizes(sizes, call)
     _check_numbers(call)
     _check_mask(call, sizes)
     _check_lengths(call, sizes)
@@ -182,17 +184,18 @@ def _sizes_of(call: FlashCall) -> _Sizes:
     )
 
 
-def _check_sizes(sizes: _Sizes, head_num: int) -> None:
-    if head_num != sizes.N1:
+def _check_sizes(sizes: _Sizes, call: FlashCall) -> None:
+    if call.head_num != sizes.N1:
         raise _refuse(
-            f"head_num is the number of query heads (got {head_num} for {sizes.N1})",
+            f"head_num is the number of query heads (got {call.head_num} for {sizes.N1})",
             fix="give the query heads, not the key heads",
         )
     refusal = size_refusal(
         num_heads=sizes.N1,
         num_kv_heads=sizes.N2,
         head_size=sizes.D,
-        max_length=max(sizes.S1, sizes.S2),
+        # Of layout TND these are all tokens; its sequences are looked at with the lengths.
+        max_length=1 if call.input_layout == "TND" else max(sizes.S1, sizes.S2),
         batch_size=sizes.B,
     )
     if refusal is not None:
@@ -319,6 +322,11 @@ def _check_lengths(call: FlashCall, sizes: _Sizes) -> None:
             f"(got {call.sparse_mode} and {call.next_tokens})",
             fix="give these; other masks need layout BNSD",
         )
+    if max(sizes.S1, sizes.S2) > MAX_TOKENS:
+        raise _refuse(
+            f"layout TND takes {MAX_TOKENS} tokens (got {max(sizes.S1, sizes.S2)})",
+            fix="put fewer sequences into a batch",
+        )
     queries = _cumulative("actual_seq_qlen", call.actual_seq_qlen, sizes.S1)
     keys = _cumulative("actual_seq_kvlen", call.actual_seq_kvlen, sizes.S2)
     if queries is not None and keys is not None:
@@ -348,11 +356,19 @@ def _cumulative(name: str, lengths: Any, num_tokens: int) -> NDArray[Any] | None
 
 
 def _check_pairs(queries: NDArray[Any], keys: NDArray[Any], call: FlashCall) -> None:
-    if len(queries) != len(keys) or (keys == 0).any():
+    """Check the lengths of sequences; those without queries and keys fill up (`flash_lengths`)."""
+    lacking = int(((queries > 0) & (keys == 0)).sum()) if len(queries) == len(keys) else 0
+    if len(queries) != len(keys) or lacking:
         raise _refuse(
-            "actual_seq_qlen and actual_seq_kvlen must name the same sequences, none of them "
-            f"without keys (got {len(queries)} and {len(keys)}, {int((keys == 0).sum())} empty)",
-            fix="leave empty sequences out",
+            "actual_seq_qlen and actual_seq_kvlen must name the same sequences, with keys for all "
+            f"queries (got {len(queries)} and {len(keys)}, {lacking} without keys)",
+            fix="leave out queries that have no keys",
+        )
+    longest = max(queries.max(), keys.max())
+    if longest > MAX_LENGTH:
+        raise _refuse(
+            f"sequences must have at most {MAX_LENGTH} tokens (got {longest})",
+            fix="attend by matrix products",
         )
     if call.pre_tokens < queries.max():
         raise _refuse(

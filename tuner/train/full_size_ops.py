@@ -2,7 +2,8 @@
 
 Each has the backward written out, over operands of one size; what is of another size is copied to
 the full one. Angles and masks are constants: their gradients are given as zeros, which nobody
-reads and the compiler drops.
+reads and the compiler drops. None inherits the plain form: a backward written out there would come
+with it.
 
 Shapes: B batch, T padded tokens, M rows of what is normalised, D width, N heads, H head size.
 """
@@ -13,7 +14,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from tuner.train.plain_ops import Gate, Head, Mix, Rotation, Sum
 from tuner.train.precision import Dtype
 
 # As functions, ops.tile and ops.matmul make a graph each; used twice in a backward they failed to
@@ -28,9 +28,7 @@ SUM_BY_ROW = ops.UnsortedSegmentSum()
 
 
 class FullSizeNorm(nn.Cell):
-    """As `Norm`, in float32, over sums as matrix products.
-
-    No `Norm` by inheritance, whose written backward would come with it.
+    """As `plain_ops.Norm`, in float32, over sums as matrix products.
 
     Args:
         eps: Added to the mean.
@@ -77,11 +75,15 @@ class _NormAndRoots(nn.Cell):
         return dx_MD, dweight_1D.reshape(self.width)
 
 
-class FullSizeMix(Mix):
-    """With a mask of the scores' size."""
+class FullSizeMix(nn.Cell):
+    """As `plain_ops.Mix`, with a mask of the scores' size.
+
+    Args:
+        softmax_dtype: The mask's sum and the softmax compute in this.
+    """
 
     def __init__(self, softmax_dtype: Dtype) -> None:
-        super().__init__(softmax_dtype)
+        super().__init__()
         self.with_weights = _MixAndWeights(softmax_dtype)
 
     def construct(self, q_BKSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask: Tensor) -> Tensor:
@@ -139,11 +141,11 @@ class _MixAndWeights(nn.Cell):
         )
 
 
-class FullSizeHead(Head):
-    """In float32."""
+class FullSizeHead(nn.Cell):
+    """As `plain_ops.Head`, in float32."""
 
     def __init__(self) -> None:
-        super().__init__(ms.float32)
+        super().__init__()
         self.with_all = _LabelAndAllLogProbs()
 
     def construct(self, x_MD: Tensor, weight_VD: Tensor, labels_M1: Tensor) -> Tensor:
@@ -191,8 +193,8 @@ class _LabelAndAllLogProbs(nn.Cell):
         )
 
 
-class FullSizeRotation(Rotation):
-    """Of rows [R, H] of all heads, by angles of that size.
+class FullSizeRotation(nn.Cell):
+    """As `plain_ops.Rotation`, of rows [R, H] of all heads, by angles of that size.
 
     With the matrix Q that takes (first half, second half) to (-second, first) it is
     x * cos + (x Q) * sin, which needs no slices.
@@ -225,15 +227,15 @@ class FullSizeRotation(Rotation):
         return dx_RH.reshape(x_BNTH.shape), ops.zeros_like(cos_RH), ops.zeros_like(sin_RH)
 
 
-class FullSizeGate(Gate):
-    """Of two of one size."""
+class FullSizeGate(nn.Cell):
+    """As `plain_ops.Gate`, of two of one size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.with_share = _GateAndShare()
 
     def construct(self, gate: Tensor, up: Tensor) -> Tensor:
-        """As `Gate`."""
+        """Both of one shape and dtype."""
         return self.with_share(gate, up)[0]
 
 
@@ -258,8 +260,12 @@ class _GateAndShare(nn.Cell):
         return dout[0] * up * slope, dout[0] * activated
 
 
-class FullSizeSum(Sum):
-    """Of two of one size."""
+class FullSizeSum(nn.Cell):
+    """As `plain_ops.Sum`, of two of one size."""
+
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+        """Both of one shape and dtype."""
+        return x + y
 
     def bprop(self, x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         """Both get what comes."""

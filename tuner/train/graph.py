@@ -75,9 +75,14 @@ def _dotted(release: tuple[int, int]) -> str:
 
 
 def prepare_step(
-    cell: nn.Cell, graph: GraphConfig, num_inputs: int, *, num_scalars: int = 0
+    cell: nn.Cell,
+    graph: GraphConfig,
+    num_inputs: int,
+    *,
+    num_scalars: int = 0,
+    num_vectors: int = 0,
 ) -> None:
-    """Make a Cell that takes scalars, then int32 [B, T] tensors compile as the config says.
+    """Make a Cell that takes scalars, int32 [B, T] tensors and vectors compile as the config says.
 
     Args:
         cell: The top Cell of a step; not compiled yet.
@@ -85,6 +90,7 @@ def prepare_step(
             symbols, shared by all inputs, so that one graph serves all.
         num_inputs: Tensors that it takes.
         num_scalars: float32 scalar tensors that it takes before these.
+        num_vectors: int64 tensors of one axis that it takes after them.
     """
     set_level(cell, graph)
     cell.set_train()
@@ -92,7 +98,8 @@ def prepare_step(
         rows, tokens = Symbol(min=1), Symbol(min=1)
         scalars = [Tensor(1.0, ms.float32) for _ in range(num_scalars)]
         inputs = [Tensor(shape=[rows, tokens], dtype=ms.int32) for _ in range(num_inputs)]
-        cell.set_inputs(*scalars, *inputs)
+        vectors = [Tensor(shape=[None], dtype=ms.int64) for _ in range(num_vectors)]
+        cell.set_inputs(*scalars, *inputs, *vectors)
 
 
 def set_level(cell: nn.Cell, graph: GraphConfig) -> None:

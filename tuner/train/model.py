@@ -9,15 +9,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from tuner.config.schema import AttentionName, ModelConfig
+from tuner.config.schema import ModelConfig
 from tuner.train.attention import Attention
-from tuner.train.device_ops import (
-    Spread,
-    attends_by_flash,
-    gate_of_device,
-    head_of_device,
-    sum_of_device,
-)
+from tuner.train.device_ops import Spread, gate_of_device, head_of_device, sum_of_device
 from tuner.train.flash import FlashMask
 from tuner.train.layers import RMSNorm, projection
 from tuner.train.lora import is_adapter
@@ -62,7 +56,7 @@ class DecoderLayer(nn.Cell):
         B: int,
         T: int,
         angles: tuple[tuple[Tensor, Tensor], ...],
-        mask: Tensor,
+        mask: Tensor | tuple[Tensor, ...],
     ) -> Tensor:
         """[M, D] to [M, D] of residual's dtype; the others as `Attention` takes them."""
         branch_MD = self.attention(self.input_norm(x_MD), B, T, angles, mask)
@@ -81,10 +75,7 @@ class Decoder(nn.Cell):
             divided by sqrt(2 * num_layers) as in GPT-2, norms 1, biases and adapters 0. With a
             source all are 0: they are read from there.
         dtypes: Of its parts; the weights are float32 whatever these are.
-        attention: As graph.attention.
-
-    Raises:
-        BadInputError: attention is flash, which device, dtype or sizes do not allow.
+        is_flash: Whether it attends by flash attention.
     """
 
     def __init__(
@@ -93,10 +84,11 @@ class Decoder(nn.Cell):
         max_length: int,
         seed: int,
         dtypes: Dtypes = FP32,
-        attention: AttentionName = "auto",
+        *,
+        is_flash: bool = False,
     ) -> None:
         super().__init__()
-        self.is_flash = attends_by_flash(attention, config, dtypes, max_length)
+        self.is_flash = is_flash
         table = (config.vocab_size, config.width)
         self.embedding = _zeros(table, "embedding")
         self.is_tied = config.tie_embedding
@@ -135,7 +127,8 @@ class Decoder(nn.Cell):
         Args:
             input_ids_BT: Token ids.
             packing: Of packed rows segment ids and positions, int32 [B, T] each: tokens see only
-                their own segment. Without them a row is one sample.
+                their own segment. Without them a row is one sample. Flash attention takes
+                cumulative lengths too, int64 [E], which say the same as the ids.
         """
         B, T = input_ids_BT.shape
         logits_MV = self.logits(self.hidden(input_ids_BT, packing), self.head_weight())
@@ -194,7 +187,7 @@ class Decoder(nn.Cell):
             return angles
         return self.spread(angles, (1, num_heads, 1, 1)).reshape(-1, self.head_size)
 
-    def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor:
+    def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         """What is added to the scores or hides them, as `Attention` takes it."""
         if self.is_flash:
             return self.flash_mask(packing)

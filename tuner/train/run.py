@@ -203,6 +203,7 @@ def _make_ready(
         config,
         device,
         inputs.longest,
+        bounds=inputs.bounds,
         reads_source=saved is None or config.model.lora is not None,
     )
     evaluation = Evaluation(engine, inputs.evaluation) if inputs.evaluation else None
@@ -350,7 +351,10 @@ def _check_world(inputs: RunInputs, device: Device, watch: RunWatch) -> None:
         watch.on_notice(line)
     if inputs.config.model.factory is None:
         most_rows = max(size for size, _ in inputs.plan.shapes)
-        watch.on_notice(str(attention_of(inputs.config, device.name, inputs.longest, most_rows)))
+        attention = attention_of(
+            inputs.config, device.name, inputs.longest, most_rows, inputs.bounds
+        )
+        watch.on_notice(str(attention))
     check_provenance(
         inputs.config,
         shapes=inputs.plan.shapes,

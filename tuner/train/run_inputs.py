@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tuner.batching.packed_bounds import PackedBounds, packed_bounds
 from tuner.batching.pinned_shapes import pin_shapes
 from tuner.batching.plan import EpochPlan, plan_batches, resolve_boundaries
 from tuner.batching.slabs import SlabPlan
@@ -64,6 +65,11 @@ class RunInputs:
     def has_pinned_shapes(self) -> bool:
         """Whether a tuned config may meet a part of its shapes only."""
         return self.is_other_data or self.plan.world_size > 1
+
+    @property
+    def bounds(self) -> PackedBounds | None:
+        """Of all batches of packed rows, in whichever epoch; None where rows are not packed."""
+        return packed_bounds(self.plan, self.config.batching)
 
     def notices(self) -> list[str]:
         """What became of rows that are not batched as they are."""

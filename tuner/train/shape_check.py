@@ -1,10 +1,10 @@
 """Whether the arrays of a batch, or the columns of a row, fit together; NumPy alone.
 
 The rules are those that `loader.pad_batch` keeps; whatever else makes batches, and whatever is
-stored, is held to them before a graph of that shape runs. What a rule sees is one of the three
-usual ways in which variable lengths break: mask, labels and ids are not made together, positions
-lie past their table, or a length is another one than planned. A batch is looked at once a shape:
-0.1 ms for 4096 tokens, with segment ids and positions 0.2 ms (one core of a server CPU).
+stored, is held to them before a graph of that shape runs. What a rule sees are two of the three
+usual ways in which variable lengths break: mask, labels and ids are not made together, or
+positions lie past their table. A batch is looked at once a shape: 0.1 ms for 4096 tokens, with
+segment ids and positions 0.2 ms (one core of a server CPU).
 
 Shapes: B rows, T padded tokens.
 """
@@ -49,9 +49,7 @@ class Mismatch:
     fix: str
 
 
-def check_batch(
-    batch: Batch, config: TrainConfig, max_positions: int | None, *, planned: Shape | None = None
-) -> list[Mismatch]:
+def check_batch(batch: Batch, config: TrainConfig, max_positions: int | None) -> list[Mismatch]:
     """Look for what breaks a step, or makes it learn from padding.
 
     Args:
@@ -59,13 +57,12 @@ def check_batch(
         config: Pad id, vocabulary.
         max_positions: Rows of the model's position table, as `position_limit` gives it; None: not
             known, or there is none.
-        planned: (B, T) of the plan; None: any.
 
     Returns:
         One for every rule that is broken, with the first place; arrays of different shapes are
         not looked into.
     """
-    found = _shapes(batch, planned)
+    found = _shapes(batch)
     if found:
         return found
     found = [*_vocabulary(batch, config.model.vocab_size), *_labels(batch, config.data.pad_id)]
@@ -106,16 +103,16 @@ class FirstBatches:
         self._max_positions = position_limit(config, longest)
         self._seen: set[Shape] = set()
 
-    def check(self, batch: Batch, planned: Shape | None = None) -> None:
+    def check(self, batch: Batch) -> None:
         """Look at a batch of a new shape.
 
         Raises:
             BadInputError: naming shape, row, column and value.
         """
-        shape = planned or batch.shape
+        shape = batch.shape
         if shape in self._seen:
             return
-        found = check_batch(batch, self._config, self._max_positions, planned=planned)
+        found = check_batch(batch, self._config, self._max_positions)
         if found:
             problem = "; ".join(mismatch.what for mismatch in found)
             raise BadInputError(
@@ -125,13 +122,16 @@ class FirstBatches:
         self._seen.add(shape)
 
 
-def check_row(columns: Mapping[str, NDArray[Any]], config: TrainConfig) -> list[Mismatch]:
+def check_row(
+    where: str, columns: Mapping[str, NDArray[Any]], config: TrainConfig
+) -> list[Mismatch]:
     """Look at a row as it is stored: not padded, one value a token in every column.
 
     Ids and labels are judged by `tuner.data.content.check_row`, which every row of a run passes;
     mask, types and positions are not read by a training and seen here only.
 
     Args:
+        where: Names the row, for example `row 7`; stands before all that is found.
         columns: Name -> [length], of one row, the input column among them; columns that are not
             named like those that hold a value a token are left out of account.
         config: Columns, vocabulary, max_positions.
@@ -143,59 +143,57 @@ def check_row(columns: Mapping[str, NDArray[Any]], config: TrainConfig) -> list[
         if name in (data.input_column, data.label_column) or not PER_TOKEN.search(name):
             continue
         if values.size != length:
-            what = f"{name} has {values.size} values, {data.input_column} has {length}"
+            what = f"{where}: {name} has {values.size} values, {data.input_column} has {length}"
             found.append(Mismatch(name="column-length", what=what, fix=TOGETHER))
         elif name.endswith("mask"):
-            found += _stored_mask(name, values)
+            found += _stored_mask(where, name, values)
         elif name.startswith("position"):
-            found += _stored_positions(name, values, config.model.max_positions)
-    return found + _ids_and_labels(columns, data, config.model.vocab_size)
+            found += _stored_positions(where, name, values, config.model.max_positions)
+    return found + _ids_and_labels(where, columns, data, config.model.vocab_size)
 
 
 def _ids_and_labels(
-    columns: Mapping[str, NDArray[Any]], data: DataConfig, vocab_size: int
+    where: str, columns: Mapping[str, NDArray[Any]], data: DataConfig, vocab_size: int
 ) -> list[Mismatch]:
     names = [data.input_column]
     if data.label_column is not None and data.label_column in columns:
         names.append(data.label_column)
     arrays = [columns[name] for name in names]
     try:
-        check_ids_and_labels("the row", names, arrays, vocab_size)
+        check_ids_and_labels(where, names, arrays, vocab_size)
     except BadInputError as error:
         name = "outside-vocabulary" if error.fix == VOCABULARY_FIX else "labels-length"
         return [Mismatch(name=name, what=error.problem, fix=error.fix)]
     return []
 
 
-def _stored_mask(name: str, values: NDArray[Any]) -> list[Mismatch]:
+def _stored_mask(where: str, name: str, values: NDArray[Any]) -> list[Mismatch]:
     is_other = (values != 0) & (values != 1)
     if is_other.any():
         column = int(is_other.argmax())
-        what = f"{name} must be 0 or 1 (got {values[column]} at column {column})"
+        what = f"{where}: {name} must be 0 or 1 (got {values[column]} at column {column})"
         return [Mismatch(name="mask-values", what=what, fix="write 1 for tokens, 0 for none")]
     if name == "attention_mask" and values.size and not values[-1]:
         end = int(np.flatnonzero(values)[-1]) + 1 if values.any() else 0
-        what = f"{name} is 0 from column {end} on: the row is stored padded"
+        what = f"{where}: {name} is 0 from column {end} on: the row is stored padded"
         fix = "store rows without padding; they are padded when they are batched"
         return [Mismatch(name="row-is-padded", what=what, fix=fix)]
     return []
 
 
 def _stored_positions(
-    name: str, values: NDArray[Any], max_positions: int | None
+    where: str, name: str, values: NDArray[Any], max_positions: int | None
 ) -> list[Mismatch]:
     if max_positions is None or not values.size or values.max() < max_positions:
         return []
     column = int(values.argmax())
-    what = f"{name} is {values[column]} at column {column}, model.max_positions {max_positions}"
+    what = f"{where}: {name} is {values[column]} at column {column}, model.max_positions "
+    what += f"{max_positions}"
     return [Mismatch(name="positions-past-table", what=what, fix=TABLE)]
 
 
-def _shapes(batch: Batch, planned: Shape | None) -> list[Mismatch]:
+def _shapes(batch: Batch) -> list[Mismatch]:
     own = batch.input_ids_BT.shape
-    if planned is not None and own != planned:
-        what = f"the batch is {list(own)}, planned is {list(planned)}"
-        return [Mismatch(name="planned-shape", what=what, fix="pad every batch as it is planned")]
     names = ("input_ids", "labels", "segment_ids (the mask)", "position_ids")
     stable = ("", "labels-length", "mask-length", "positions-length")
     return [

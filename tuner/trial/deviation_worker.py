@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
+from tuner.batching.packed_bounds import packed_bounds
 from tuner.batching.plan import EpochPlan, PlannedBatch, plan_batches
 from tuner.config.codec import write_text
 from tuner.config.schema import PrecisionConfig, TrainConfig
@@ -98,10 +99,11 @@ class _Computed:
 class _Comparison:
     """What all models of a run share."""
 
-    def __init__(self, spec: DeviationSpec, batches: Sequence[Batch], max_length: int) -> None:
+    def __init__(self, spec: DeviationSpec, batches: Sequence[Batch], plan: EpochPlan) -> None:
         self._config = spec.config
         self._batches = batches
-        self._max_length = max_length
+        self._max_length = max(length for _, length in plan.shapes)
+        self._bounds = packed_bounds(plan, spec.config.batching)
         fp32 = _with(spec.config, PrecisionConfig())
         self._device: Device = open_device(fp32, spec.device_id)
         run_op_by_op()
@@ -143,7 +145,8 @@ class _Comparison:
         return _difference(precision, found, self._fp32)
 
     def _compute(self, precision: PrecisionConfig) -> _Computed:
-        engine = Engine(_with(self._config, precision), self._device, self._max_length)
+        config = _with(self._config, precision)
+        engine = Engine(config, self._device, self._max_length, bounds=self._bounds)
         found = self._run(engine, self._batches)
         if found.may_need_lower_scale and self._is_cured_by_scale(engine):
             for scale in _lower_scales(precision.loss_scale):
@@ -182,7 +185,7 @@ def _compare(folder: TrialFolder) -> None:
     every_row = Lengths(tokens=np.load(spec.lengths_file), fingerprint=dataset.fingerprint)
     plan = plan_batches(training_part(every_row, config.evaluation), config)
     batches = list(read_batches(dataset, choose_steps(plan, spec.num_batches), config))
-    comparison = _Comparison(spec, batches, max(length for _, length in plan.shapes))
+    comparison = _Comparison(spec, batches, plan)
     with folder.measured.open("a", encoding="utf-8") as file:
 
         def keep(line: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tuner.batching.packed_bounds import packed_bounds
 from tuner.batching.plan import plan_batches
 from tuner.config.codec import write_text
 from tuner.config.schema import DataConfig, ModelConfig, TrainConfig
@@ -111,7 +112,8 @@ def _measure(folder: TrialFolder) -> TrialResult:
     plan = plan_batches(training_part(every_row, config.evaluation), config)
     batches = read_one_batch_each(dataset, plan, spec.shapes, config)
     device = open_device(config, spec.device_id)
-    engine = Engine(config, device, max(length for _, length in (*plan.shapes, *spec.shapes)))
+    longest = max(length for _, length in (*plan.shapes, *spec.shapes))
+    engine = Engine(config, device, longest, bounds=packed_bounds(plan, config.batching))
     base_bytes = memory_bytes(device)
     with folder.measured.open("a", encoding="utf-8") as file:
 

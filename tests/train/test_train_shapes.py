@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
-
 from run_case import small_run, write_counting_rows
 
 CELLS = Path(__file__).resolve().parents[1] / "diagnose"
@@ -50,7 +47,10 @@ def test_a_length_in_a_reshape_is_named_and_the_raw_text_is_kept(folder):
     assert "layers.1.attention" in done.stderr
     assert "> 3." in done.stderr and "Traceback" not in done.stderr
     # The explanation has at most ten lines; the stack of MindSpore is in the file.
-    assert (folder / "fixed_sizes" / "shape_error.txt").stat().st_size > 500
+    out = folder / "fixed_sizes"
+    assert (out / "shape_error.txt").stat().st_size > 500
+    assert str(out / "shape_error.txt") in done.stderr
+    assert list(out.glob(".shape_error*")) == []
 
 
 @pytest.mark.slow

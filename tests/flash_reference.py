@@ -8,6 +8,8 @@ Written from the op's docstring (2.10) and CANN's page of sparse modes, apart fr
   corner, no mask at all without one; 1: the given mask; 2, 3: causal from the upper left and the
   lower right corner; 4: the band from the lower right corner;
 - layout TND: sequences laid one behind the other, cumulative lengths, each attends to itself;
+  sequences without queries and keys are nothing, queries without keys are an error (CANN's page of
+  aclnnFlashAttentionVarLenScore);
 - query head n takes key head n // (N1 / N2);
 - a query that sees no key has no documented result: NaN here.
 
@@ -29,13 +31,18 @@ Array = NDArray[np.float64]
 ANY = 2147483647
 
 
-def flash_attention_score(
+def flash_attention_score(query, *arguments, **options):
+    """attention_out, of the shape and dtype of query."""
+    return exact_attention(query, *arguments, **options).astype(query.dtype)
+
+
+def exact_attention(
     query, key, value, head_num, real_shift=None, drop_mask=None, padding_mask=None,
     attn_mask=None, prefix=None, actual_seq_qlen=None, actual_seq_kvlen=None, keep_prob=1.0,
     scalar_value=1.0, pre_tokens=ANY, next_tokens=ANY, inner_precise=0, input_layout="BSH",
     sparse_mode=0,
 ):  # fmt: skip
-    """attention_out, of the shape and dtype of query."""
+    """The same before it is rounded to the dtype of query: float64."""
     check_types(query, key, value, attn_mask, scalar_value, input_layout)
     if any(x is not None for x in (real_shift, drop_mask, padding_mask, prefix)) or keep_prob != 1:
         raise ValueError("the model has no bias, dropout or prefix")
@@ -59,7 +66,7 @@ def flash_attention_score(
             return is_hidden(attn_mask, sparse_mode, band, (b, n, i, j), sizes)
 
         outputs.append(one_sequence(*sequence, scalar_value, hides))
-    return from_sequences(outputs, input_layout).astype(query.dtype).reshape(query.shape)
+    return from_sequences(outputs, input_layout).reshape(query.shape)
 
 
 def one_sequence(q, k, v, scale, hides) -> Array:
@@ -124,6 +131,7 @@ def from_sequences(outputs: list[Array], layout: str) -> Array:
 
 
 def cut(x: Array, ends) -> list[Array]:
+    """As many as there are ends; of no tokens where an end is repeated."""
     return np.split(x, np.asarray(ends)[:-1], axis=1)
 
 
@@ -163,5 +171,5 @@ def check_lengths(q_ends, k_ends, query, key, mode, following) -> None:
     if len(q_ends) != len(k_ends):
         raise RuntimeError("not as many query lengths as key lengths")
     q_lengths, k_lengths = np.diff(q_ends, prepend=0), np.diff(k_ends, prepend=0)
-    if (k_lengths == 0).any() or (mode == 3 and (q_lengths > k_lengths).any()):
-        raise RuntimeError("a sequence has no keys, or fewer than queries")
+    if ((q_lengths > 0) & (k_lengths == 0)).any() or (mode == 3 and (q_lengths > k_lengths).any()):
+        raise RuntimeError("queries have no keys, or fewer than there are queries")
