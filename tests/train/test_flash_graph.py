@@ -58,7 +58,8 @@ def kernel_of_ops(
     """What is documented of layout TND in sparse modes 2 and 3, as one full softmax."""
     N, H = query.shape[1:]
     K = key.shape[1]
-    places_M = ops.arange(query.shape[0])
+    # Not ops.arange: of a length that the graph does not know, here it does not compile (2.10).
+    places_M = ops.cumsum(ops.ones_like(query[:, 0, 0]).astype(ms.int32), 0) - 1
     # So many sequences come before a token's own as ends lie at or before it.
     is_past = places_M.reshape(-1, 1) >= actual_seq_qlen.reshape(1, -1)
     sequence_M = is_past.astype(ms.int32).sum(-1)

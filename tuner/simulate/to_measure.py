@@ -15,7 +15,6 @@ FAR_BELOW = 2
 """Times the padded tokens of a plan's smallest shape that the next measured one may have. Random
 batches from 8 x 160 up, foretold from shapes of 5,000 tokens and more: 84 % too much."""
 
-
 NEAR = 1.5
 """Ratio of padded tokens, and of lengths, up to which two shapes tell of each other."""
 

@@ -107,7 +107,7 @@ class Confirmation:
                 peak_bytes=0,
             )
             for item in self.rounds
-            if item.status == "ok" and item.candidate in self.candidates
+            if item.status == "ok"
         )
 
 

@@ -8,7 +8,7 @@ On CPU a new graph needs some calls to settle. MindSpore searches for the number
 kernels while they run: five calls on one thread, five on two, five on four and so on, and then
 stays at the fastest (ParallelLaunchAutoSearch in its CPU kernels). Measured with 2.10 on two
 cores, 8 x 512: the first five calls 0.75 s, the next five 0.57 s, the 26th 0.48 s; a real run
-takes hundreds of steps of every shape. So the steady calls are the five that run on all cores.
+takes hundreds of steps of every shape. So calls count as steady from the first on all cores.
 """
 
 from __future__ import annotations
