@@ -97,6 +97,12 @@ def test_fewer_ranks_go_on_with_the_plan_of_more(tmp_path, device, numbers):
     """Stopped and taken up by another number of ranks each time, at any step of a window."""
     write_counting_rows(tmp_path / "data.mindrecord", 121, (3, 17))
     config, out = write_config(tmp_path, "run"), tmp_path / "run"
+    run_in_parts(config, out, numbers)
+    assert_trained_as_one_process(config, out, numbers[0], device)
+
+
+def run_in_parts(config, out, numbers):
+    """As many parts as numbers of ranks, all but the last stopped; what the last printed."""
     for part, workers in enumerate(numbers):
         more = ["--resume"] if part else []
         with Launched(config, out, workers, *more) as run:
@@ -107,7 +113,27 @@ def test_fewer_ranks_go_on_with_the_plan_of_more(tmp_path, device, numbers):
             assert run.wait(3 * LIMIT_S) == (0 if is_last else 143), run.tails()
             takes_several = numbers[0] > workers
             assert (f"planned for {numbers[0]} devices" in run.output) == takes_several
-    assert_trained_as_one_process(config, out, numbers[0], device)
+            output = run.output
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(2,), (3,), (2, 2), (2, 1, 2)], ids=str)
+def test_moments_that_are_shared_out_change_nothing(tmp_path, device, numbers):
+    """The same bits as the ranks that keep all of them, stopped and taken up again or not."""
+    write_counting_rows(tmp_path / "data.mindrecord", 121, (3, 17))
+    kept = write_config(tmp_path, "kept")
+    run_in_parts(kept, tmp_path / "kept", numbers)
+    shared = write_config(
+        tmp_path, "shared", optimizer={"learning_rate": 0.005, "sharded": True}
+    )  # fmt: skip
+    output = run_in_parts(shared, tmp_path / "shared", numbers)
+    assert ("optimizer.sharded: this rank keeps" in output) == (numbers[-1] > 1)
+    assert_trained_as_one_process(shared, tmp_path / "shared", numbers[0], device)
+    mine, theirs = (saved(tmp_path / name, STEPS) for name in ("shared", "kept"))
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert mine[name].tobytes() == value.tobytes(), name
 
 
 @pytest.mark.slow

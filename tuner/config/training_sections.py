@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,11 @@ class OptimizerConfig(Section):
     """Share of the weight taken off each update, times the learning rate."""
     no_decay: tuple[WeightGroup, ...] = ("norms", "biases")
     """Weights that are not decayed; embeddings are both tables: tokens and learned positions."""
+    sharded: bool = False
+    """Of several ranks, whether each keeps the moments of a part of the weights and updates these
+    alone: 8 bytes a weight are shared out, for one more exchange of the weights an update."""
+
+    left_out_at_default: ClassVar[frozenset[str]] = frozenset({"sharded"})
 
     @model_validator(mode="after")
     def _is_written_one_way(self) -> OptimizerConfig:

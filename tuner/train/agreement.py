@@ -47,6 +47,7 @@ def values_of(inputs: RunInputs, device: Device, saved: TrainState | None) -> di
         f"train.{name}": getattr(inputs.config.train, name)
         for name in ("epochs", "max_steps", "checkpoint_every_steps", "keep_best")
     }
+    loop["optimizer.sharded"] = inputs.config.optimizer.sharded
     evaluated, source = inputs.evaluation, inputs.config.model.source
     values = {
         "data": inputs.dataset.fingerprint,

@@ -2,7 +2,8 @@
 
 A checkpoint is `step_00000500/` with `parameters.safetensors` and `state.json`, which knows the
 checksum of both. Gradients of a window that is not full yet differ between ranks: those of ranks
-1 and up stand beside the first one's, with the rank behind their names. It is written beside,
+1 and up stand beside the first one's, with the rank behind their names. Moments stand there once,
+whichever rank keeps them, so that any number of ranks finds its own. It is written beside,
 brought to the disk, read back and renamed; nothing that is whole is ever overwritten. The file
 `latest` names the checkpoint that a run goes on from, and is swapped last, so it only ever names a
 whole one. Where it is gone or names none that can be read, the newest whole one is taken, and that
@@ -118,6 +119,7 @@ class CheckpointFolder:
         notice: Notice,
         world: World = ALONE,
         own: Collection[str] = (),
+        elsewhere: Collection[str] = (),
     ) -> TrainState:
         """Load the checkpoint that `latest` names, else the newest that is whole.
 
@@ -127,11 +129,14 @@ class CheckpointFolder:
             world: Who loads it.
             own: Names of what every rank has of its own, as `take_own` takes them; of all others
                 there is one for all ranks.
+            elsewhere: Names of what other ranks load, and this one leaves.
 
         Raises:
             BadInputError: there is none, or none that is whole.
         """
-        load = partial(_load, parameters=parameters, world=world, own=own)
+        load = partial(
+            _load, parameters=parameters, world=world, own=own, elsewhere=elsewhere
+        )
         return self._load_first(self._newest_first(notice), load, notice)
 
     def load_best(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:
@@ -140,7 +145,7 @@ class CheckpointFolder:
         Raises:
             BadInputError: none that was evaluated is whole.
         """
-        load = partial(_load, parameters=parameters, world=ALONE, own=())
+        load = partial(_load, parameters=parameters, world=ALONE, own=(), elsewhere=())
         return self._load_first(self._best_first(), load, notice)
 
     def newest_state(self, notice: Notice) -> TrainState | None:
@@ -266,9 +271,14 @@ def _check_parameters(folder: Path, saved: SavedState) -> None:
 
 
 def _load(
-    folder: Path, parameters: Sequence[Parameter], world: World, own: Collection[str]
+    folder: Path,
+    parameters: Sequence[Parameter],
+    world: World,
+    own: Collection[str],
+    elsewhere: Collection[str],
 ) -> None:
     loaded = take_own(read_tensors(folder / PARAMETERS_FILE), world, own)
+    loaded = {name: value for name, value in loaded.items() if name not in elsewhere}
     wanted = {parameter.name for parameter in parameters}
     if set(loaded) != wanted:
         raise ValueError(f"its parameters differ: {sorted(set(loaded) ^ wanted)[:3]}")

@@ -63,7 +63,8 @@ class CheckpointWriter:
             state: Where the run stands.
             parameters: Of this rank.
             evaluation_loss: Of just these parameters; None if they were not evaluated.
-            others: What other ranks have of their own, by `name_of_rank`.
+            others: What other ranks have of their own, by `name_of_rank`, and moments that they
+                keep.
 
         Raises:
             BadInputError: this one could not be written or, in the background, the one before.

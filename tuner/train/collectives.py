@@ -76,20 +76,31 @@ def serve_as_scheduler() -> None:
     init()
 
 
-class GradientSum(nn.Cell):
-    """Puts the sum over all ranks into each buffer, one after another on every rank."""
+class ParameterSum(nn.Cell):
+    """Puts the sum over all ranks into each parameter, one after another on every rank."""
 
-    def __init__(self, gradients: ParameterTuple) -> None:
+    def __init__(self, parameters: ParameterTuple, is_given: tuple[bool, ...]) -> None:
+        """Prepare.
+
+        Args:
+            parameters: The same on every rank.
+            is_given: For each, whether this rank adds its own; else it adds 0. Of what one rank
+                alone gives, all get exactly that.
+        """
         super().__init__()
-        self.gradients = gradients
+        self.parameters = parameters
+        self.is_given = is_given
         self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM)
 
     def construct(self, done: Tensor) -> Tensor:
         """Takes and returns a float32 scalar of no meaning."""
-        for i in range(len(self.gradients)):
+        for i in range(len(self.parameters)):
+            given = self.parameters[i]
+            if not self.is_given[i]:
+                given = ops.zeros_like(given)
             # Ranks must reduce in one order: nothing else would keep a graph from reordering.
-            summed = self.all_reduce(ops.depend(self.gradients[i], done))
-            done = ops.depend(done, ops.assign(self.gradients[i], summed))
+            summed = self.all_reduce(ops.depend(given, done))
+            done = ops.depend(done, ops.assign(self.parameters[i], summed))
         return done
 
 
@@ -120,27 +131,53 @@ class AllRanks:
         self._engine = engine
         self._signs = signs
         self._numbers = NumberSum()
-        self._gradients = GradientSum(engine.gradients)
+        self._gradients = ParameterSum(engine.gradients, (True,) * len(engine.gradients))
+        self._weights: ParameterSum | None = None
+        if engine.owners is not None:
+            is_own = tuple(owner == world.rank for owner in engine.owners)
+            self._weights = ParameterSum(ParameterTuple(engine.weights), is_own)
 
     def warm_up(self) -> None:
         """Compile what sums gradients: the first thing that the ranks do together."""
         with self._engine.recompiles.planned():
             self.sum_gradients()
+            if self._weights is not None:
+                # Not run: whether all start from the same weights is looked at later.
+                self._weights.compile(Tensor(0.0, ms.float32))
 
     def gather(self, values: Sequence[float]) -> Numbers:
         """The values of every rank: float64 [W, K], exactly as given."""
         pieces = np.zeros((self.world.size, len(values) * PIECES), dtype=np.float32)
         pieces[self.world.rank] = split(np.array(values, dtype=np.float64)).reshape(-1)
-        numbers = Tensor(pieces.reshape(-1))
-        # Each length is compiled once, when it is met: some milliseconds.
-        with self._signs.waiting(), self._engine.recompiles.planned():
-            summed = self._engine.recompiles.run(self._numbers, numbers).asnumpy()
+        summed = self._sum(pieces.reshape(-1))
         return join_pieces(summed.reshape(self.world.size, len(values), PIECES))
 
     def sum_gradients(self) -> None:
         """Make every rank's gradient buffers the sum of all."""
         with self._signs.waiting():
             self._engine.recompiles.run(self._gradients, Tensor(0.0, ms.float32))
+
+    def share_weights(self) -> None:
+        """After an update: give every rank the weights that another has updated."""
+        if self._weights is not None:
+            with self._signs.waiting():
+                self._engine.recompiles.run(self._weights, Tensor(0.0, ms.float32))
+
+    def moments_of_others(self) -> Mapping[str, NDArray[Any]]:
+        """Moments that ranks 1 and up keep, by name, for the first rank.
+
+        One at a time, so that no rank needs the memory of all of them on its device.
+        """
+        found: dict[str, NDArray[Any]] = {}
+        if self._weights is None:
+            return found
+        here, elsewhere = self._engine.moments, self._engine.moments_elsewhere
+        for name in sorted({*here, *elsewhere}):
+            own = here[name].asnumpy() if name in here else np.zeros(elsewhere[name], np.float32)
+            summed = self._sum(own.reshape(-1))
+            if self.world.is_first and name in elsewhere:
+                found[name] = summed.reshape(own.shape).copy()
+        return found
 
     def gradients_of_others(self) -> Mapping[str, NDArray[Any]]:
         """Buffers of ranks 1 and up as they are, by `name_of_rank`, for the first rank.
@@ -165,6 +202,12 @@ class AllRanks:
     def at(self, place: str, step: int) -> None:
         """Tell the others what is being done, after so many steps."""
         self._signs.at(place, step)
+
+    def _sum(self, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+        # Each length is compiled once, when it is met: some milliseconds.
+        with self._signs.waiting(), self._engine.recompiles.planned():
+            summed = self._engine.recompiles.run(self._numbers, Tensor(numbers)).asnumpy()
+        return np.asarray(summed, np.float32)
 
     @contextmanager
     def _kept_gradients(self) -> Iterator[Callable[[], None]]:

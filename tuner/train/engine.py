@@ -24,6 +24,8 @@ from tuner.train.precision import dtypes_of
 from tuner.train.recompiles import RecompileWatch
 from tuner.train.scaling import LossScale
 from tuner.train.step import (
+    FIRST_MOMENT,
+    SECOND_MOMENT,
     AccumulateStep,
     GradientNorm,
     ScaledAccumulateStep,
@@ -32,6 +34,8 @@ from tuner.train.step import (
     update_arguments,
 )
 from tuner.train.weight_groups import are_decayed
+from tuner.train.weight_shares import owners_of_weights
+from tuner.train.world import ALONE, World
 
 
 class Engine:
@@ -45,6 +49,7 @@ class Engine:
         device: What it runs on.
         num_lengths: Cumulative lengths that a step takes of packed rows, for flash attention in
             layout TND; 0: it takes none.
+        owners: Rank that updates each of the weights; None: every rank updates all of them.
         loss_scale: Of fp16; None in fp32 and bf16, which need none. An update moves it.
         recompiles: Through which every Cell is called; knows the compiles that nobody planned.
     """
@@ -57,6 +62,7 @@ class Engine:
         *,
         bounds: PackedBounds | None = None,
         reads_source: bool = True,
+        world: World = ALONE,
     ) -> None:
         """Build the model; nothing is compiled yet.
 
@@ -67,6 +73,7 @@ class Engine:
             bounds: Of all batches of packed rows; None: there are none, or they are not known, and
                 flash attention takes full masks.
             reads_source: As `build_model` takes it.
+            world: This rank; with optimizer.sharded it keeps the moments of its own weights alone.
 
         Raises:
             BadInputError: as `build_model`.
@@ -86,11 +93,13 @@ class Engine:
         if is_scaled:
             self.loss_scale = LossScale(scale=config.precision.loss_scale)
         self._step = ScaledAccumulateStep(loss) if is_scaled else AccumulateStep(loss)
+        self.owners = self._owners(world)
         self._update = UpdateStep(
             self._step,
             config.optimizer,
             is_decayed=are_decayed(loss, self._step.parameters, config.optimizer.no_decay),
             clips=config.train.clip_norm is not None or config.train.clip_quantile is not None,
+            is_own=self.owners and tuple(owner == world.rank for owner in self.owners),
         )
         # Of fp16 the norm comes first: it decides whether there is an update.
         self._norm = GradientNorm(self._step) if is_scaled else None
@@ -116,13 +125,30 @@ class Engine:
         return self._step.gradients
 
     @property
+    def moments(self) -> dict[str, Parameter]:
+        """Of the optimizer on this rank, by name."""
+        kept = (*self._update.first_moments, *self._update.second_moments)
+        return {moment.name: moment for moment in kept}
+
+    @property
+    def moments_elsewhere(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of those that other ranks keep."""
+        here = self.moments
+        return {
+            f"{kind}.{weight.name}": tuple(weight.shape)
+            for kind in (FIRST_MOMENT, SECOND_MOMENT)
+            for weight in self.weights
+            if f"{kind}.{weight.name}" not in here
+        }
+
+    @property
     def second_moments(self) -> tuple[Parameter, ...]:
         """Of the optimizer; never negative."""
         return tuple(self._update.second_moments)
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Everything that a checkpoint holds: weights, gradient buffers, moments.
+        """Everything that a checkpoint holds of this rank: weights, gradient buffers, moments.
 
         Weights that are not trained come last, unless they are read from model.source again.
         """
@@ -130,8 +156,7 @@ class Engine:
         return [
             *self._step.parameters,
             *self._step.gradients,
-            *self._update.first_moments,
-            *self._update.second_moments,
+            *self.moments.values(),
             *(self.model.untrainable_params() if is_saved else ()),
         ]
 
@@ -220,6 +245,11 @@ class Engine:
         counts = [num_compiled_graphs(cell) for cell in self._cells]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
+
+    def _owners(self, world: World) -> tuple[int, ...] | None:
+        if world.is_alone or not self._config.optimizer.sharded:
+            return None
+        return owners_of_weights([weight.size for weight in self.weights], world.size)
 
     @property
     def _cells(self) -> list[nn.Cell]:

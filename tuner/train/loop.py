@@ -326,6 +326,7 @@ class Loop:
         norm = self._parts.engine.run_update(
             learning_rate, state.updates + 1, state.window_label_tokens, clip_norm
         )
+        self._parts.ranks.share_weights()
         is_scaled = self._parts.engine.loss_scale is not None
         return _Update(learning_rate, norm, clip_norm, is_scaled and not math.isfinite(norm))
 
@@ -375,7 +376,8 @@ class Loop:
         ranks, engine = self._parts.ranks, self._parts.engine
         ranks.at("save", self.state.steps)
         # Between two windows the buffers of all ranks are 0.
-        others = ranks.gradients_of_others() if self.state.window_label_tokens else {}
+        buffers = ranks.gradients_of_others() if self.state.window_label_tokens else {}
+        others = {**buffers, **ranks.moments_of_others()}
         if ranks.world.is_first:
             self._writer.save(self.state, engine.parameters, evaluation_loss, others)
         self._parts.log.pause()

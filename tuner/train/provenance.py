@@ -29,6 +29,7 @@ FREE_FIELDS = {
     "data": {"path", "read_workers", "read_ahead_batches"},
     "graph": {"compile_cache"},
     "model": {"source"},
+    "optimizer": {"sharded"},
     "train": {
         "epochs",
         "max_steps",

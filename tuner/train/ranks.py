@@ -32,6 +32,15 @@ class Ranks(Protocol):
     def sum_gradients(self) -> None:
         """Make every rank's gradient buffers the sum of all."""
 
+    def share_weights(self) -> None:
+        """After an update: give every rank the weights that another has updated."""
+
+    def moments_of_others(self) -> Mapping[str, NDArray[Any]]:
+        """Moments that ranks 1 and up keep, by name.
+
+        The first rank gets them; the others get nothing.
+        """
+
     def gradients_of_others(self) -> Mapping[str, NDArray[Any]]:
         """Buffers of ranks 1 and up, by `rank_names.name_of_rank`; they are left unchanged.
 
@@ -53,6 +62,13 @@ class OneRank:
 
     def sum_gradients(self) -> None:
         """The buffers are the sum already."""
+
+    def share_weights(self) -> None:
+        """It has updated them all."""
+
+    def moments_of_others(self) -> Mapping[str, NDArray[Any]]:
+        """It keeps them all."""
+        return {}
 
     def gradients_of_others(self) -> Mapping[str, NDArray[Any]]:
         """There are no others."""

@@ -7,6 +7,7 @@ and wait for each other's warm-up. The first alone writes files.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -205,6 +206,7 @@ def _make_ready(
         inputs.longest,
         bounds=inputs.bounds,
         reads_source=saved is None or config.model.lora is not None,
+        world=together.world if together else ALONE,
     )
     evaluation = Evaluation(engine, inputs.evaluation) if inputs.evaluation else None
     with _told(engine, config, watch):
@@ -222,12 +224,14 @@ def _make_ready(
             lambda line: None,
             ranks.world,
             own=[gradient.name for gradient in engine.gradients],
+            elsewhere=engine.moments_elsewhere,
         )
         engine.loss_scale = state.loss_scale
         watch.on_notice(f"resumed after step {state.steps}")
         _tell_sharing(inputs, ranks, watch)
     if together is not None:
         check_weights(ranks, engine)
+        _tell_kept_moments(engine, watch)
     return _Ready(
         engine=engine, evaluation=evaluation, state=state, warm_up_s=warm_up_s, ranks=ranks
     )
@@ -251,6 +255,17 @@ def _tell_sharing(inputs: RunInputs, ranks: Ranks, watch: RunWatch) -> None:
             f"the run was planned for {planned} devices: on {num_ranks} each takes "
             f"{planned // num_ranks} batches a step, one after another"
         )
+
+
+def _tell_kept_moments(engine: Engine, watch: RunWatch) -> None:
+    if engine.owners is None:
+        return
+    kept = sum(moment.nbytes for moment in engine.moments.values())
+    elsewhere = sum(4 * math.prod(shape) for shape in engine.moments_elsewhere.values())
+    watch.on_notice(
+        f"optimizer.sharded: this rank keeps {kept / 1e6:,.1f} of "
+        f"{(kept + elsewhere) / 1e6:,.1f} MB of moments"
+    )
 
 
 def _telling_others(watch: RunWatch, together: RankWatch) -> RunWatch:

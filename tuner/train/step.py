@@ -24,6 +24,9 @@ from tuner.train.model import Decoder
 from tuner.train.plain_ops import LabelLogProbs
 from tuner.train.precision import Dtype
 
+FIRST_MOMENT, SECOND_MOMENT = "adam_m", "adam_v"
+"""What stands before the name of a weight, and a dot, in the names of its moments."""
+
 
 class SummedLoss(nn.Cell):
     """Cross-entropy summed over the targets that count; float32 scalar.
@@ -146,6 +149,7 @@ class UpdateStep(nn.Cell):
         *,
         is_decayed: tuple[bool, ...],
         clips: bool,
+        is_own: tuple[bool, ...] | None = None,
     ) -> None:
         """Build it; nothing is compiled yet.
 
@@ -154,13 +158,16 @@ class UpdateStep(nn.Cell):
             config: Betas; what changes from update to update is given with each.
             is_decayed: For each of the step's parameters, whether weight decay applies.
             clips: Whether gradients are clipped; without, the threshold is not looked at.
+            is_own: For each of the parameters, whether this rank updates it; None: all.
         """
         super().__init__()
-        self.parameters = step.parameters
+        places = [i for i in range(len(step.parameters)) if is_own is None or is_own[i]]
+        self.parameters = ParameterTuple([step.parameters[i] for i in places])
+        self.own_gradients = ParameterTuple([step.gradients[i] for i in places])
         self.gradients = step.gradients
-        self.first_moments = step.parameters.clone("adam_m", init="zeros")
-        self.second_moments = step.parameters.clone("adam_v", init="zeros")
-        self.is_decayed = is_decayed
+        self.first_moments = self.parameters.clone(FIRST_MOMENT, init="zeros")
+        self.second_moments = self.parameters.clone(SECOND_MOMENT, init="zeros")
+        self.is_decayed = tuple(is_decayed[i] for i in places)
         self.adamw = ops.AdamWeightDecay()
         self.beta1 = Tensor(config.beta1, ms.float32)
         self.beta2 = Tensor(config.beta2, ms.float32)
@@ -190,9 +197,10 @@ class UpdateStep(nn.Cell):
                 self.beta2,
                 eps,
                 decay if self.is_decayed[i] else self.no_decay,
-                self.gradients[i] * scale,
+                self.own_gradients[i] * scale,
             )
-            ops.assign(self.gradients[i], ops.zeros_like(self.gradients[i]))
+        for gradient in self.gradients:
+            ops.assign(gradient, ops.zeros_like(gradient))
         return norm
 
 
