@@ -99,7 +99,9 @@ class Engine:
             config.optimizer,
             is_decayed=are_decayed(loss, self._step.parameters, config.optimizer.no_decay),
             clips=config.train.clip_norm is not None or config.train.clip_quantile is not None,
-            is_own=self.owners and tuple(owner == world.rank for owner in self.owners),
+            is_own=None
+            if self.owners is None
+            else tuple(owner == world.rank for owner in self.owners),
         )
         # Of fp16 the norm comes first: it decides whether there is an update.
         self._norm = GradientNorm(self._step) if is_scaled else None
