@@ -121,6 +121,19 @@ class TestCandidates:
         chosen = choose_candidates([best, simple, packed])
         assert [item.number for item in chosen.values()] == [100, 130, 101]
 
+    def test_of_equally_simple_rivals_the_fastest_is_confirmed(self, outcomes):
+        named = {item.outcome.baseline: item for item in outcomes}
+        best = with_run(named[PACKED], 95.0, 105.0, 100, baseline=None, shapes=((4, 8),) * 3)
+        slow, fast = (
+            with_run(named[TEN_QUANTILES], low, 130.0, 100 + number, baseline=None,
+                     shapes=((4, 8),) * 2)
+            for number, low in ((1, 104.0), (2, 99.0))
+        )  # fmt: skip
+        assert [item.number for item in choose_candidates([best, slow, fast]).values()] == [
+            100,
+            102,
+        ]
+
     def test_a_rival_of_the_same_kind_that_is_no_simpler_is_not_measured_again(self, outcomes):
         static = next(item for item in outcomes if item.outcome.baseline == TEN_QUANTILES)
         best, *others = (

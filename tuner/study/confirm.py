@@ -21,6 +21,7 @@ from tuner.simulate.estimate import estimate_run
 from tuner.simulate.measurement import CostKey, ProcessMeasurement, ShapeMeasurement
 from tuner.simulate.to_measure import largest_first
 from tuner.study.choose import choose_best, is_feasible, simplicity
+from tuner.study.kinds import kind_of
 from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.study.setup import StudySetup
 from tuner.study.unit import TIMED_STEPS
@@ -116,7 +117,7 @@ def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, Numbered
 
     The best, and of the others whose interval reaches its own two that may win: the best of
     another strategy or graph mode, which was measured at another time, when the machine may have
-    been slower; and the simplest of simpler ones, if the best is ahead by noise alone.
+    been slower; and of the simplest the best, if the best of all is ahead by noise alone.
     """
     feasible = [item for item in outcomes if is_feasible(item.outcome)]
     proposals = [item for item in feasible if item.outcome.baseline is None]
@@ -125,12 +126,9 @@ def choose_candidates(outcomes: Sequence[NumberedOutcome]) -> dict[str, Numbered
     if best is not None:
         chosen[name_of(best)] = best
         rivals = [item for item in proposals if item is not best and _may_equal(item, best)]
-        others = [item for item in rivals if _kind(item) != _kind(best)]
-        simpler = [item for item in rivals if simplicity(item.outcome) < simplicity(best.outcome)]
-        simple = min(
-            simpler, key=lambda item: (simplicity(item.outcome), item.number), default=None
-        )
-        for rival in (choose_best(others), simple):
+        kind = kind_of(best.outcome.config)
+        others = [item for item in rivals if kind_of(item.outcome.config) != kind]
+        for rival in (choose_best(others), _simplest(rivals, best)):
             if rival is not None:
                 chosen[name_of(rival)] = rival
     baselines = [item for item in feasible if item.outcome.baseline is not None]
@@ -323,9 +321,12 @@ def _standing(
     return {name: item for name, item in candidates.items() if name not in failed}
 
 
-def _kind(item: NumberedOutcome) -> tuple[str, str]:
-    config = item.outcome.config
-    return config.batching.strategy, config.graph.mode
+def _simplest(rivals: Sequence[NumberedOutcome], best: NumberedOutcome) -> NumberedOutcome | None:
+    """Of those that are simpler than the best the simplest; of equally simple ones the best."""
+    order = sorted({simplicity(item.outcome) for item in (*rivals, best)})[0]
+    if order == simplicity(best.outcome):
+        return None
+    return choose_best([item for item in rivals if simplicity(item.outcome) == order])
 
 
 def _may_equal(item: NumberedOutcome, best: NumberedOutcome) -> bool:

@@ -2,7 +2,7 @@
 
 Baselines come first. Then come in turn the optimum under all that is known (guide.py), a proposal
 of Optuna's, which also looks where the cost model sees nothing, the point that may be the fastest
-by the lower end of its interval, and another of Optuna's.
+by the lower end of its interval, of the kind that was proposed the least, and another of Optuna's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tuner.study.baselines import (
 )
 from tuner.study.fill import FILLED, config_to_fill, needs_filling
 from tuner.study.guide import WORTH_ANOTHER_TRIAL, Guide, configure, with_boundaries
+from tuner.study.kinds import least_proposed_first
 from tuner.study.knowledge import Knowledge
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.precision import SENSITIVITY, low_dtypes
@@ -120,7 +121,15 @@ class Proposer:
         """The untried point that is or may be the fastest, with its boundaries."""
         book = self._knowledge.book
         candidates = self._guide.candidates(book, self._knowledge.precisions())
-        for point in self._guide.rank(book, candidates, at_lower_end=at_lower_end):
+        points = self._guide.rank(book, candidates, at_lower_end=at_lower_end)
+        if at_lower_end:
+            proposed = [
+                item.outcome.config
+                for item in self._knowledge.tried()
+                if item.outcome.baseline is None
+            ]
+            points = least_proposed_first(points, proposed, self._knowledge.best_speed())
+        for point in points:
             if point.fits and self._same_as(point.config) is None:
                 self._study.enqueue([point.choice], [{"boundaries": list(point.boundaries)}])
                 return True
