@@ -1,4 +1,4 @@
-"""Two ranks that share out the moments, as two engines: together they are the one that does not."""
+"""Two ranks that share out the moments, as two engines: together they are one that does not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def engines(device):
     from tuner.train.engine import Engine
 
     config = override_config(make_config(TINY_MODEL), {"optimizer.sharded": True}, source="test")
-    worlds = [World(), *(World(rank=rank, size=RANKS) for rank in range(RANKS))]
-    whole, *ranks = engines = [Engine(config, device, 8, world=world) for world in worlds]
+    whole, *ranks = engines = [Engine(config, device, 8) for _ in range(1 + RANKS)]
+    whole.share_out(World())
+    for rank, engine in enumerate(ranks):
+        engine.share_out(World(rank=rank, size=RANKS))
     for update in (1, 2, 3):
         norms = []
         for engine in engines:
@@ -48,7 +50,10 @@ def give_gradients(engine, seed):
 
 
 def norm_by_hand(engine, seed):
-    return float(np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients_of(engine, seed)))) / 7
+    return (
+        float(np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients_of(engine, seed))))
+        / 7
+    )
 
 
 def share_weights(ranks):
@@ -101,8 +106,12 @@ def test_one_checkpoint_serves_all_and_one(engines, device, tmp_path):
     with CheckpointWriter(folder, in_background=False) as writer:
         writer.save(TrainState(steps=3, world_size=RANKS), ranks[0].parameters, others=others)
     config = override_config(make_config(TINY_MODEL), {"optimizer.sharded": True}, source="test")
-    for world, like in ((World(), whole), *((World(rank=r, size=RANKS), ranks[r]) for r in (0, 1))):
-        fresh = Engine(config, device, 8, world=world)
+    for world, like in (
+        (World(), whole),
+        *((World(rank=r, size=RANKS), ranks[r]) for r in (0, 1)),
+    ):
+        fresh = Engine(config, device, 8)
+        fresh.share_out(world)
         own = [gradient.name for gradient in fresh.gradients]
         folder.load_newest(fresh.parameters, pytest.fail, world, own, fresh.moments_elsewhere)
         assert bits(fresh.parameters) == bits(like.parameters)

@@ -11,7 +11,9 @@ from tuner.train.weight_shares import owners_of_weights
 
 
 def fullest(sizes, owners, num_ranks):
-    return max(sum(s for s, o in zip(sizes, owners, strict=True) if o == r) for r in range(num_ranks))
+    return max(
+        sum(s for s, o in zip(sizes, owners, strict=True) if o == r) for r in range(num_ranks)
+    )
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 3))

@@ -58,6 +58,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "packed": group_packed,
 }
 
+
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan(EpochPlan):
     """A plan whose rows are in memory.

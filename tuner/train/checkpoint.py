@@ -134,9 +134,7 @@ class CheckpointFolder:
         Raises:
             BadInputError: there is none, or none that is whole.
         """
-        load = partial(
-            _load, parameters=parameters, world=world, own=own, elsewhere=elsewhere
-        )
+        load = partial(_load, parameters=parameters, world=world, own=own, elsewhere=elsewhere)
         return self._load_first(self._newest_first(notice), load, notice)
 
     def load_best(self, parameters: Sequence[Parameter], notice: Notice) -> TrainState:

@@ -35,7 +35,7 @@ from tuner.train.step import (
 )
 from tuner.train.weight_groups import are_decayed
 from tuner.train.weight_shares import owners_of_weights
-from tuner.train.world import ALONE, World
+from tuner.train.world import World
 
 
 class Engine:
@@ -62,7 +62,6 @@ class Engine:
         *,
         bounds: PackedBounds | None = None,
         reads_source: bool = True,
-        world: World = ALONE,
     ) -> None:
         """Build the model; nothing is compiled yet.
 
@@ -73,7 +72,6 @@ class Engine:
             bounds: Of all batches of packed rows; None: there are none, or they are not known, and
                 flash attention takes full masks.
             reads_source: As `build_model` takes it.
-            world: This rank; with optimizer.sharded it keeps the moments of its own weights alone.
 
         Raises:
             BadInputError: as `build_model`.
@@ -93,16 +91,8 @@ class Engine:
         if is_scaled:
             self.loss_scale = LossScale(scale=config.precision.loss_scale)
         self._step = ScaledAccumulateStep(loss) if is_scaled else AccumulateStep(loss)
-        self.owners = self._owners(world)
-        self._update = UpdateStep(
-            self._step,
-            config.optimizer,
-            is_decayed=are_decayed(loss, self._step.parameters, config.optimizer.no_decay),
-            clips=config.train.clip_norm is not None or config.train.clip_quantile is not None,
-            is_own=None
-            if self.owners is None
-            else tuple(owner == world.rank for owner in self.owners),
-        )
+        self.owners: tuple[int, ...] | None = None
+        self._update = self._make_update(None)
         # Of fp16 the norm comes first: it decides whether there is an update.
         self._norm = GradientNorm(self._step) if is_scaled else None
         self.num_lengths = _num_lengths(self.model, bounds)
@@ -115,6 +105,18 @@ class Engine:
         )
         for cell in self._cells[1:]:
             set_level(cell, config.graph)
+
+    def share_out(self, world: World) -> None:
+        """With optimizer.sharded keep the moments of this rank's own weights alone.
+
+        Args:
+            world: This rank; nothing was compiled yet.
+        """
+        if world.is_alone or not self._config.optimizer.sharded:
+            return
+        self.owners = owners_of_weights([weight.size for weight in self.weights], world.size)
+        self._update = self._make_update(tuple(owner == world.rank for owner in self.owners))
+        set_level(self._update, self._config.graph)
 
     @property
     def weights(self) -> tuple[Parameter, ...]:
@@ -248,10 +250,15 @@ class Engine:
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def _owners(self, world: World) -> tuple[int, ...] | None:
-        if world.is_alone or not self._config.optimizer.sharded:
-            return None
-        return owners_of_weights([weight.size for weight in self.weights], world.size)
+    def _make_update(self, is_own: tuple[bool, ...] | None) -> UpdateStep:
+        optimizer, train = self._config.optimizer, self._config.train
+        return UpdateStep(
+            self._step,
+            optimizer,
+            is_decayed=are_decayed(self.loss, self._step.parameters, optimizer.no_decay),
+            clips=train.clip_norm is not None or train.clip_quantile is not None,
+            is_own=is_own,
+        )
 
     @property
     def _cells(self) -> list[nn.Cell]:

@@ -206,8 +206,9 @@ def _make_ready(
         inputs.longest,
         bounds=inputs.bounds,
         reads_source=saved is None or config.model.lora is not None,
-        world=together.world if together else ALONE,
     )
+    if together is not None:
+        engine.share_out(together.world)
     evaluation = Evaluation(engine, inputs.evaluation) if inputs.evaluation else None
     with _told(engine, config, watch):
         warm_up_s = _warm_up(engine, inputs, saved, warming)

@@ -1,7 +1,7 @@
 """Which rank keeps the optimizer's state of which weight, where that is shared out.
 
-Stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054) by whole weights: a rank holds the moments of
-its own weights and updates these; then all ranks get the weights of all.
+Stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054) by whole weights: a rank holds the moments
+of its own weights and updates these; then all ranks get the weights of all.
 """
 
 from __future__ import annotations
