@@ -120,7 +120,10 @@ def run_in_parts(config, out, numbers):
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(2,), (3,), (2, 2), (2, 1, 2)], ids=str)
 def test_moments_that_are_shared_out_change_nothing(tmp_path, device, numbers):
-    """The same bits as the ranks that keep all of them, stopped and taken up again or not."""
+    """The same as the ranks that keep all of them, stopped and taken up again or not.
+
+    To the bit where the number of ranks stays: one that trains for two sums in another order.
+    """
     write_counting_rows(tmp_path / "data.mindrecord", 121, (3, 17))
     kept = write_config(tmp_path, "kept")
     run_in_parts(kept, tmp_path / "kept", numbers)
@@ -133,7 +136,9 @@ def test_moments_that_are_shared_out_change_nothing(tmp_path, device, numbers):
     mine, theirs = (saved(tmp_path / name, STEPS) for name in ("shared", "kept"))
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert mine[name].tobytes() == value.tobytes(), name
+        if len(set(numbers)) == 1:
+            assert mine[name].tobytes() == value.tobytes(), name
+        np.testing.assert_allclose(mine[name], value, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
