@@ -16,7 +16,7 @@ from run_case import small_run, write_counting_rows
 from strategies import make_config
 
 from tuner.cli.train import main
-from tuner.cli.train_ranks import time_limits
+from tuner.cli.train_ranks import time_limits, without_worker_options
 from tuner.config.schema import PredictionRecord, ProvenanceConfig
 
 
@@ -102,3 +102,19 @@ def test_mpirun_brings_ranks_together_on_ascend_only(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "mpirun and rank tables bring ranks together on Ascend only" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["--config", "a.yaml"], ["--config", "a.yaml"]),
+        (["--workers", "2", "--config", "a.yaml", "--resume"], ["--config", "a.yaml", "--resume"]),
+        (
+            ["--nodes=2", "--config=a.yaml", "--node-rank", "1", "--master", "10.0.0.1:8118",
+             "--set", "train.out=b", "--work=4"],
+            ["--config=a.yaml", "--set", "train.out=b"],
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_are_not_given_what_msrun_would_take_for_its_own(given, left):
+    assert without_worker_options(given) == left

@@ -10,6 +10,8 @@ import numpy as np
 
 from tuner.batching.grouping import IntArray, Shape
 
+STEPS_AT_A_TIME = 1_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
@@ -91,13 +93,16 @@ class EpochPlan(ABC):
         sums = dict.fromkeys(self.shapes, 0)
         # One number for (B, L): unique over pairs takes five times as long.
         stride = int(self.padded_lengths.max()) + 1
-        keys, index = np.unique(
-            self.batch_sizes * stride + self.padded_lengths, return_inverse=True
-        )
-        # Sums in float64 are exact below 2^53.
-        totals = np.bincount(index, weights=value_of_step).astype(np.int64)
-        for key, total in zip(keys.tolist(), totals.tolist(), strict=True):
-            sums[divmod(key, stride)] = total
+        # Some steps at a time: unique takes four times their memory.
+        for start in range(0, self.num_steps, STEPS_AT_A_TIME):
+            part = slice(start, start + STEPS_AT_A_TIME)
+            keys, index = np.unique(
+                self.batch_sizes[part] * stride + self.padded_lengths[part], return_inverse=True
+            )
+            # Sums in float64 are exact below 2^53.
+            totals = np.bincount(index, weights=value_of_step[part]).astype(np.int64)
+            for key, total in zip(keys.tolist(), totals.tolist(), strict=True):
+                sums[divmod(key, stride)] += total
         return sums
 
 

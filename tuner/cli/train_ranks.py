@@ -89,7 +89,18 @@ def launch_workers(
         master=master,
         port=port,
     )
-    return launch(plan, RankFolder(Path(config.train.out)), arguments, show=_show)
+    folder = RankFolder(Path(config.train.out))
+    return launch(plan, folder, without_worker_options(arguments), show=_show)
+
+
+def without_worker_options(arguments: Sequence[str]) -> list[str]:
+    """What the ranks are given: msrun looks through it, and stumbles over `--master`.
+
+    It takes a word for one of its own options that begin so, of which there are two (2.10).
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_worker_options(parser)
+    return parser.parse_known_args(arguments)[1]
 
 
 def run_scheduler() -> int:
