@@ -83,7 +83,7 @@ class EpochPlan(ABC):
 
     def shape_counts(self) -> dict[Shape, int]:
         """Steps of this epoch for each planned shape; shapes it does not meet count 0."""
-        return self._sum_by_shape(np.ones(self.num_steps, dtype=np.int64))
+        return self._sum_by_shape(np.broadcast_to(np.int64(1), self.num_steps))
 
     def real_tokens_of_shape(self) -> dict[Shape, int]:
         """Real tokens over all ranks in the steps of each planned shape."""

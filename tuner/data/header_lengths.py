@@ -36,7 +36,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 NoticeSink = Callable[[str], None]
 """Called with one sentence for people."""
 
-ROWS_PER_STRETCH, BYTES_PER_STRETCH = 50_000, 32 << 20
+ROWS_PER_STRETCH, BYTES_PER_STRETCH = 50_000, 8 << 20
 CHECKED_ROWS = 64
 CHECK_SEED = 0
 

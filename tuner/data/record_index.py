@@ -93,10 +93,17 @@ def read_row_indexes(sources: Sequence[IndexSource]) -> tuple[RowIndex, ...]:
     Raises:
         BadInputError: Naming the first index that is missing, unreadable or contradicts itself.
     """
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        pending = deque(_start_reading(source, pool) for source in sources)
-        # What was read of a file is let go of with its turn: it takes 24 bytes a row.
-        return tuple(_finish_reading(source, *pending.popleft()) for source in sources)
+    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+    found = []
+    with ThreadPoolExecutor(num_threads) as pool:
+        pending: deque[tuple[IndexSource, str, list[Future[_Range]]]] = deque()
+        # Few files ahead: what was read of one takes 24 bytes a row until its turn.
+        for source in sources:
+            pending.append((source, *_start_reading(source, pool)))
+            if len(pending) > num_threads:
+                found.append(_finish_reading(*pending.popleft()))
+        found += [_finish_reading(*one) for one in pending]
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
