@@ -34,6 +34,9 @@ MOST_BYTES_A_ROW, MOST_BYTES_A_SLAB_ROW = 16, 100
 
 NUM_SHARDS, MEAN_TOKENS = 64, 32
 MOST_PAYLOAD_GROWTH_BYTES = 50_000_000
+NUM_TURNS = 3
+"""The least peak of so many processes counts: what the allocator keeps for threads that are done
+varies by a tenth of a gigabyte."""
 
 COMMON = """
 import json, re, sys, time
@@ -195,6 +198,9 @@ def test_memory_up_to_the_first_batch_does_not_grow_with_the_payload(tmp_path):
         write_many(path, NUM_ROWS, NUM_SHARDS, mean_tokens=MEAN_TOKENS, times_longer=times)
         num_bytes = sum(file.stat().st_size for file in path.parent.glob("*[0-9]"))
         found = measure_stages(path, times)
+        for _ in range(NUM_TURNS - 1):
+            for stage, one in measure_stages(path, times).items():
+                found[stage] = min(found[stage], one, key=lambda each: each["peak_bytes"])
         for stage, one in found.items():
             cells = [f"{one['cpu_s']:.1f}", f"{one['s']:.1f}", f"{one['peak_bytes'] / 1e9:.3f}"]
             line(f"{num_bytes / 1e9:.2f} GB", stage, *cells)

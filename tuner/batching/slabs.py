@@ -204,8 +204,10 @@ def _count_slabs(plan_slab: Callable[[int], EpochPlan], num_slabs: int) -> _Coun
     )
 
 
-def _joined(parts: Sequence[IntArray]) -> IntArray:
+def _joined(parts: list[IntArray]) -> IntArray:
+    """In one array; the list is emptied, so that no part is in memory twice for long."""
     joined: IntArray = np.concatenate(parts)
+    parts.clear()
     joined.setflags(write=False)
     return joined
 
@@ -230,7 +232,7 @@ def _loss(
             _slots(num_rows, boundaries[entry], entry, batching, world_size) if num_rows else 0
             for entry, num_rows in enumerate(_rows_of_entry(lengths, counts, batching, boundaries))
         ]
-        padded = int((counted.batch_sizes * counted.padded_lengths).sum()) * world_size
+        padded = int(np.dot(counted.batch_sizes, counted.padded_lengths)) * world_size
         extra_padded_fraction = padded / sum(map(operator.mul, whole, boundaries)) - 1.0
     return SlabLoss(
         num_slabs=len(counted.steps_of_slab),
