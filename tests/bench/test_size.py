@@ -31,6 +31,8 @@ MOST_PLAN_BYTES = 1_000_000_000
 ROWS_PER_SLAB = 4_000_000
 MOST_BYTES_A_ROW, MOST_BYTES_A_SLAB_ROW = 16, 100
 """Of a plan in slabs: for every row of the set, and for every row of one slab."""
+BYTES_A_STEP = 24
+"""What comes out: B, L and real tokens of every step."""
 
 NUM_SHARDS, MEAN_TOKENS = 64, 32
 MOST_PAYLOAD_GROWTH_BYTES = 50_000_000
@@ -184,7 +186,7 @@ def test_more_rows_are_planned_in_slabs_of_bounded_memory(strategy, num_rows):
     assert found["loss"].startswith(f"planned in {num_rows // ROWS_PER_SLAB} slabs")
     assert found["real_tokens"] == found["total_tokens"]
     limit = MOST_BYTES_A_ROW * num_rows + MOST_BYTES_A_SLAB_ROW * ROWS_PER_SLAB
-    assert peak_bytes <= limit
+    assert peak_bytes <= limit + BYTES_A_STEP * found["steps"]
 
 
 @pytest.mark.mindspore

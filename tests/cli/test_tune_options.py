@@ -84,6 +84,7 @@ class TestAllFailing:
         assert "varseq-train" not in summary
         return done
 
+    @pytest.mark.slow
     def test_for_memory(self, work):
         self.run_over(work, work / "memory", "--memory-limit", "100MB")
         trials = {trial["baseline"]: trial for trial in read_trials(work / "memory")}

@@ -151,6 +151,7 @@ def test_a_resumed_run_takes_its_graphs_from_the_cache_to_the_same_bits(folder, 
     assert not (cache / IN_USE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_graphs_in_another_order_are_found_out_and_the_run_starts_over(folder, plain, started):
     """As a cache of another order: valid hashes, every file a graph of this model."""
     copy_of(started, "swapped")

@@ -75,7 +75,7 @@ def test_loss_equals_numpy_cross_entropy_of_the_models_own_logits(step, logits_c
     assert abs(loss - expected) / batch.label_tokens < 1e-5
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("mode", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
 def test_loss_equals_numpy_at_a_real_vocabulary(device, mode):
     """Thousands of logits a position, where a sloppy log-softmax or sum would show."""
     config = make_config(

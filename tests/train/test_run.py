@@ -173,9 +173,9 @@ def test_a_killed_run_resumes_to_the_same_bits(folder, whole, step):
     assert_same_run(folder, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("signal_number", "step", "code"),
-    [(signal.SIGTERM, 3, 143), pytest.param(signal.SIGINT, 8, 130, marks=pytest.mark.slow)],
+    ("signal_number", "step", "code"), [(signal.SIGTERM, 3, 143), (signal.SIGINT, 8, 130)]
 )
 def test_a_signal_finishes_the_step_saves_and_resumes_inside_the_window(
     folder, whole, signal_number, step, code

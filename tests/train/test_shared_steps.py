@@ -16,7 +16,7 @@ from tuner.train.loop import Loop, RunParts
 from tuner.train.run_inputs import initial_state, open_inputs
 from tuner.train.run_log import RunLog
 
-pytestmark = pytest.mark.mindspore
+pytestmark = [pytest.mark.mindspore, pytest.mark.slow]
 
 STEPS = 12
 
