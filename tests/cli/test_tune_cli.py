@@ -166,6 +166,7 @@ class TestEndToEnd:
         assert len(list((work / "results" / "confirmation").glob("*"))) == 6
         assert len(list((work / "results" / "confirmation").glob("*/result.json"))) == 5
 
+    @pytest.mark.slow
     def test_the_same_command_again_measures_nothing_and_says_so(self, work, ended):
         before = {name: snapshot(work / "results" / name) for name in ("trials", "confirmation")}
         best = (work / "results" / "best.yaml").read_bytes()
@@ -242,12 +243,8 @@ class TestBrokenOff:
         assert exit_code == code
         assert ("the same command goes on" in errors) is (number == signal.SIGINT)
 
-    # Of the two moments each signal comes at one by default.
-    @pytest.mark.parametrize(
-        ("number", "code"),
-        [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
-        ids=["INT", "TERM"],
-    )
+    @pytest.mark.slow
+    @SIGNALS
     def test_a_signal_ends_the_confirmation(self, work, search, number, code):
         out = copy_of(work, search, f"confirming {number.name}")
         with begun(work, out, *CONFIRM) as tuner:

@@ -34,6 +34,7 @@ def study(tmp_path_factory):
     return setup, result
 
 
+@pytest.mark.slow
 def test_every_section_that_a_search_can_fill_is_there(study):
     setup, result = study
     contents = gather_contents(result, setup, context_of(setup))
@@ -51,6 +52,7 @@ def test_every_section_that_a_search_can_fill_is_there(study):
     assert len(contents.failures) == len(result.outcomes) - num_ok
 
 
+@pytest.mark.slow
 def test_the_page_and_the_texts_are_whole(study):
     setup, result = study
     context = context_of(setup)

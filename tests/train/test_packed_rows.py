@@ -109,7 +109,7 @@ def test_without_segments_the_samples_would_see_each_other(samples, weights, dev
     assert np.abs(joined[len(first) :] - alone).max() > 1e-2
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("mode", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
 def test_an_empty_packed_step_adds_nothing(device, mode):
     engine = Engine(config_of("packed", mode), device, max_padded_length=16)
     engine.run_empty_step((3, 12))

@@ -204,6 +204,7 @@ def test_clipping_scales_the_gradient_to_the_norm(device, config):
     )
 
 
+@pytest.mark.slow
 def test_one_dynamic_graph_serves_all_shapes_with_the_same_losses(device):
     changes = {**TINY_MODEL, "model.num_layers": 1}
     static = Engine(make_config(changes), device, 16)
