@@ -323,10 +323,10 @@ def _standing(
 
 def _simplest(rivals: Sequence[NumberedOutcome], best: NumberedOutcome) -> NumberedOutcome | None:
     """Of those that are simpler than the best the simplest; of equally simple ones the best."""
-    order = sorted({simplicity(item.outcome) for item in (*rivals, best)})[0]
-    if order == simplicity(best.outcome):
+    least = min(simplicity(item.outcome) for item in (*rivals, best))
+    if least == simplicity(best.outcome):
         return None
-    return choose_best([item for item in rivals if simplicity(item.outcome) == order])
+    return choose_best([item for item in rivals if simplicity(item.outcome) == least])
 
 
 def _may_equal(item: NumberedOutcome, best: NumberedOutcome) -> bool:
