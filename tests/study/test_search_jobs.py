@@ -191,7 +191,8 @@ def test_the_seconds_of_a_confirmation_by_hand(tmp_path):
     result = search(make_setup(tmp_path, TEN_ROWS, space, base=base, trials=1), FakeRunner(COST))
     candidates = choose_candidates(result.outcomes)
     assert len(candidates) == 1 + NUM_BASELINES
-    # Of each every shape compiles and is called nine times: five, then four that are timed.
+    # Of each every shape compiles and is called five times, and then timed: four times, or as
+    # often as makes 40 with all shapes.
     seconds = 0.0
     for item in candidates.values():
         figures = item.outcome.figures
@@ -199,11 +200,9 @@ def test_the_seconds_of_a_confirmation_by_hand(tmp_path):
         num_steps = sum(figures.shape_counts.values())
         compile_s = estimate.estimated_compile_s
         step_s = (estimate.estimated_run_s - compile_s) / 3 / num_steps
-        num_shapes = len(item.outcome.shapes)
-        if item.outcome.config.graph.mode == "dynamic":
-            # Of one dynamic graph six shapes at most.
-            num_shapes = min(6, num_shapes)
-        seconds += compile_s + 9 * num_shapes * step_s
+        num_shapes = sum(count > 0 for count in figures.shape_counts.values())
+        timed = max(4, -(-40 // num_shapes))
+        seconds += compile_s + (5 + timed) * num_shapes * step_s
     # The first: 5 s and the update's 0.99 s; 3 steps of (4, 32) and 0.01 s of update an epoch.
     first = candidates["pad to the longest"].outcome.estimate
     assert first.estimated_compile_s == pytest.approx(5.99)

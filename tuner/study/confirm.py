@@ -8,6 +8,7 @@ slows down slows all candidates down. Several tuners share the rounds of one stu
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from tuner.batching.grouping import Shape
 from tuner.simulate.cost_book import CostBook
 from tuner.simulate.estimate import estimate_run
 from tuner.simulate.measurement import CostKey, ProcessMeasurement, ShapeMeasurement
@@ -43,6 +45,9 @@ CALLS_BEFORE_STEADY = 5
 """Of a shape in a trial, about: to foretell how long a round takes."""
 MANY_SHAPES = 12
 FEW_TIMED_STEPS = 3
+STEPS_OF_ROUND = 40
+"""Timed steps of a round over all of its shapes, at least: single steps scatter by 15 % on CPU,
+and a plan of one shape shall be known as well as one of fifty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +157,24 @@ def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int) -> float:
         steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
         running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
         mean_step_s = running_s / outcome.config.train.epochs / steps
-        calls = (_timed_steps(outcome) + CALLS_BEFORE_STEADY) * outcome.num_shapes
+        num_shapes = len(_met_shapes(outcome))
+        calls = (_timed_steps(outcome) + CALLS_BEFORE_STEADY) * num_shapes
         one_round_s += outcome.estimate.estimated_compile_s + calls * mean_step_s
     return rounds * one_round_s
 
 
+def _met_shapes(outcome: Outcome) -> tuple[Shape, ...]:
+    """The shapes of a planned config that an epoch meets, the largest first."""
+    assert outcome.figures is not None
+    return largest_first([shape for shape, count in outcome.figures.shape_counts.items() if count])
+
+
 def _timed_steps(outcome: Outcome) -> int:
     """Steady steps of each shape: few where a dynamic graph has many, whose errors even out."""
-    is_dynamic = outcome.config.graph.mode == "dynamic"
-    return FEW_TIMED_STEPS if is_dynamic and outcome.num_shapes > MANY_SHAPES else TIMED_STEPS
+    num_shapes = len(_met_shapes(outcome))
+    has_many = outcome.config.graph.mode == "dynamic" and num_shapes > MANY_SHAPES
+    least = FEW_TIMED_STEPS if has_many else TIMED_STEPS
+    return max(least, math.ceil(STEPS_OF_ROUND / num_shapes))
 
 
 def run_confirmation(
@@ -241,11 +255,10 @@ def measure_whole(
     """
     assert outcome.figures is not None
     key = CostKey.of(outcome.config, setup.installation.device)
-    counts = outcome.figures.shape_counts
     spec = TrialSpec(
         config=outcome.config,
         lengths_file=str(setup.folder.lengths.absolute()),
-        shapes=largest_first([shape for shape, count in counts.items() if count]),
+        shapes=_met_shapes(outcome),
         timed_steps=_timed_steps(outcome),
         time_limit_s=setup.time_limit_s,
         memory_limit_bytes=setup.memory_limit_bytes,

@@ -33,8 +33,10 @@ UNTYPICAL_CALLS = 2
 SEARCH_CALLS = 5
 """Calls of a kernel with each number of threads that MindSpore's search on CPU tries."""
 MOST_SEARCH_CALLS = 30
-# Long steps are measured well by few: after this many seconds two of them do.
+# Long steps are measured well by few: after this many seconds of a shape two of them do, or after
+# its share of this many seconds of all shapes.
 ENOUGH_S = 3.0
+ENOUGH_OF_ALL_S = 15.0
 LEAST_TIMED_STEPS = 2
 
 
@@ -85,7 +87,9 @@ def measure_shapes(
     Raises:
         DivergedError: a loss that is not a number.
     """
-    timings = [_Timing(engine, batch, timed_steps) for batch in batches]
+    batches = list(batches)
+    enough_s = max(ENOUGH_S, ENOUGH_OF_ALL_S / max(1, len(batches)))
+    timings = [_Timing(engine, batch, timed_steps, enough_s) for batch in batches]
     for timing in timings:
         timing.visit()
         on_measured(timing.measurement())
@@ -137,10 +141,11 @@ def _calls_before_steady(engine: Engine, *, is_new_graph: bool = True) -> int:
 class _Timing:
     """One shape's calls so far."""
 
-    def __init__(self, engine: Engine, batch: Batch, timed_steps: int) -> None:
+    def __init__(self, engine: Engine, batch: Batch, timed_steps: int, enough_s: float) -> None:
         self._engine = engine
         self._batch = batch
         self._timed_steps = timed_steps
+        self._enough_s = enough_s
         self._seconds: list[float] = []
         self._untypical, self._has_compiled = 0, False
         self._loss = 0.0
@@ -165,7 +170,7 @@ class _Timing:
         steady_s = self._seconds[self._untypical :]
         if len(steady_s) < LEAST_TIMED_STEPS:
             return False
-        return len(steady_s) >= self._timed_steps or sum(steady_s) >= ENOUGH_S
+        return len(steady_s) >= self._timed_steps or sum(steady_s) >= self._enough_s
 
     def time_step(self) -> float:
         """Take one step and its time; gives its loss."""
