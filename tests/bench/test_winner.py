@@ -24,6 +24,7 @@ from tuner.simulate.estimate import zero_padding_run_s
 from tuner.simulate.measurement import CostKey
 from tuner.study.baselines import PAD_TO_LONGEST, TEN_QUANTILES
 from tuner.study.confirm import Round, measure_whole
+from tuner.train.warmup import shapes_in_order
 from tuner.trial.folder import TrialFolder
 from tuner.trial.runner import ProcessRunner
 
@@ -164,12 +165,14 @@ def computed_seconds(tuned: Tuned, name: str, true: TrueRun, rounds: Sequence[Ro
     shapes = [shape for item in rounds for shape in item.shapes]
     step_s = median_of(shapes, lambda shape: shape.step_s)
     compile_s = median_of(shapes, lambda shape: shape.compile_s)
-    key = CostKey.of(true_config(tuned, name), "CPU")
-    update = tuned.result.book.known(key).update
+    config = true_config(tuned, name)
+    update = tuned.result.book.known(CostKey.of(config, "CPU")).update
+    # A round measures the largest shape first, as a warm-up meets it.
+    warmed = shapes_in_order(list(step_s), (), config.graph)
     return (
         sum(compile_s.values())
         # A warm-up call is a whole first call: the compile and one step.
-        + sum(step_s.values())
+        + sum(step_s[shape] for shape in warmed)
         + update.first_call_s
         + sum(step_s[shape] for shape in true.shapes)
         + true.num_updates * update.update_s

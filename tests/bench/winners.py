@@ -24,6 +24,9 @@ from tuner.study.watch import StudyWatch
 from tuner.trial.folder import StudyFolder
 from tuner.trial.runner import ProcessRunner
 
+CONFIRM_S = 60
+"""Steady steps of each candidate in a round: over 15 s this machine's speed varies by 10 %."""
+
 VOCABULARY = 2048
 """GPT-2's 50,257 ids folded, so that the logits do not hide everything else."""
 
@@ -42,7 +45,7 @@ def tune_mix(folder: Path, max_length: int, trials: int, rounds: int) -> Tuned:
     data = write_mix(folder / f"mix{max_length}.mindrecord", max_length, VOCABULARY)
     arguments = [
         "--data", str(data), "--out", str(folder / f"results{max_length}"),
-        "--trials", str(trials), "--confirm", str(rounds),
+        "--trials", str(trials), "--confirm", str(rounds), "--confirm-seconds", str(CONFIRM_S),
     ]  # fmt: skip
     # As a user: the command in a process of its own. It goes on where an earlier one has stopped.
     subprocess.run([sys.executable, "-m", "tuner.cli.tune", *arguments], check=True)

@@ -34,7 +34,7 @@ OUTPUTS = ("best.yaml", "trials.csv", "summary.txt", "report.html", "cost_model.
 SIGNALS = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
 )
-CONFIRM = ("--confirm", 1)
+CONFIRM = ("--confirm", 1, "--confirm-seconds", 0.1)
 # One more than the study has.
 GO_ON = ("--trials", 2)
 

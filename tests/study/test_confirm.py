@@ -41,6 +41,7 @@ def setup(tmp_path):
         base={"train.epochs": 300},
         trials=10,
         confirm_rounds=3,
+        confirm_s=7.0,
         memory_limit_bytes=10**12,
     )
 
@@ -190,8 +191,8 @@ class TestRounds:
             counts = {shape: n for shape, n in outcome.figures.shape_counts.items() if n}
             assert set(spec.shapes) == set(counts)
             is_short = spec.config.graph.mode == "dynamic" and len(counts) > 12
-            # At least 40 over all shapes.
-            assert spec.timed_steps == max(3 if is_short else TIMED_STEPS, -(-40 // len(counts)))
+            assert spec.timed_steps == (3 if is_short else TIMED_STEPS)
+            assert spec.timed_s == 7.0
             if spec.config.graph.mode == "static":
                 # By hand: 5 s of compile for every shape, 0.99 s and 0.01 s of update.
                 packed = 4.0 if spec.config.batching.strategy == "packed" else 1.0

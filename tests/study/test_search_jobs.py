@@ -191,8 +191,8 @@ def test_the_seconds_of_a_confirmation_by_hand(tmp_path):
     result = search(make_setup(tmp_path, TEN_ROWS, space, base=base, trials=1), FakeRunner(COST))
     candidates = choose_candidates(result.outcomes)
     assert len(candidates) == 1 + NUM_BASELINES
-    # Of each every shape compiles and is called five times, and then timed: four times, or as
-    # often as makes 40 with all shapes.
+    # Of each every shape compiles and is called five times, and then four times that are timed, or
+    # more that make 5 s with all shapes.
     seconds = 0.0
     for item in candidates.values():
         figures = item.outcome.figures
@@ -201,20 +201,19 @@ def test_the_seconds_of_a_confirmation_by_hand(tmp_path):
         compile_s = estimate.estimated_compile_s
         step_s = (estimate.estimated_run_s - compile_s) / 3 / num_steps
         num_shapes = sum(count > 0 for count in figures.shape_counts.values())
-        timed = max(4, -(-40 // num_shapes))
-        seconds += compile_s + (5 + timed) * num_shapes * step_s
+        seconds += compile_s + 5 * num_shapes * step_s + max(5.0, 4 * num_shapes * step_s)
     # The first: 5 s and the update's 0.99 s; 3 steps of (4, 32) and 0.01 s of update an epoch.
     first = candidates["pad to the longest"].outcome.estimate
     assert first.estimated_compile_s == pytest.approx(5.99)
-    assert expected_seconds(result.outcomes, 1) == pytest.approx(seconds)
-    assert expected_seconds(result.outcomes, 3) == pytest.approx(3 * seconds)
-    assert expected_seconds((), 3) == 0.0
+    assert expected_seconds(result.outcomes, 1, 5.0) == pytest.approx(seconds)
+    assert expected_seconds(result.outcomes, 3, 5.0) == pytest.approx(3 * seconds)
+    assert expected_seconds((), 3, 5.0) == 0.0
 
 
 def test_time_for_the_confirmation_is_kept(tmp_path):
     """On the made-up device a confirmation takes minutes: the search ends that much earlier."""
     setup = make(tmp_path, trials=15, jobs=1, confirm_rounds=2)
-    needed_s = expected_seconds(search(setup, FakeRunner(COST)).outcomes, 2)
+    needed_s = expected_seconds(search(setup, FakeRunner(COST)).outcomes, 2, 0.0)
     assert needed_s > 60.0
     (tmp_path / "late").mkdir()
     late = dataclasses.replace(

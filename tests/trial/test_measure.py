@@ -75,32 +75,35 @@ def test_of_one_graph_only_the_first_shape_compiles(no_memory):
 
 
 @pytest.mark.parametrize(
-    ("shapes", "call_s", "timed"),
+    ("timed_steps", "timed_s", "timed"),
     [
-        # By hand: a shape is enough after its share of 15 s, or after 3 s; two steps at least.
-        ((LARGE, SMALL), (4.0, 0.5), (2, 4)),
-        ((LARGE,), (4.0,), (4,)),
-        ((LARGE,), (2.0,), (8,)),
-        (tuple((n, 8) for n in range(1, 8)), (1.0,) * 7, (3,) * 7),
-        (tuple((n, 8) for n in range(1, 8)), (9.0,) * 7, (2,) * 7),
+        # By hand: 3 s are enough of a shape, but for two steps at least.
+        (4, 0.0, (2, 4)),
+        (2, 4.9, (2, 2)),
+        # Two steps of each are 5 s, both together 2.5 s more each time.
+        (2, 5.1, (3, 3)),
+        (2, 12.0, (5, 5)),
+        (4, 12.0, (5, 7)),
     ],
 )
-def test_long_steps_are_timed_a_few_times(no_memory, monkeypatch, shapes, call_s, timed):
+def test_long_steps_are_timed_twice_unless_more_seconds_are_wanted(
+    no_memory, monkeypatch, timed_steps, timed_s, timed
+):
+    """The clock of the large shape's calls goes by 2 s, that of the small one's by 0.5 s."""
     from tuner.trial import measure
 
-    engine = NotingEngine(dict.fromkeys(shapes, 15.0))
-    seconds, clock = dict(zip(shapes, call_s, strict=True)), [0.0]
+    engine = NotingEngine({LARGE: 15.0, SMALL: 10.0})
+    clock = [0.0]
 
     def run_step(batch, run=engine.run_step):
-        clock[0] += seconds[batch.shape]
+        clock[0] += 2.0 if batch.shape == LARGE else 0.5
         return run(batch)
 
     engine.run_step = run_step
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
-    timed_steps = 4 if len(shapes) == 2 else 10
-    found = measure.measure_shapes(engine, batches_of(*shapes), timed_steps, lambda _: None)
-    assert tuple(len(item.steady_s) for item in found) == timed
-    assert [set(item.steady_s) for item in found] == [{each} for each in call_s]
+    batches = batches_of(LARGE, SMALL)
+    found = measure.measure_shapes(engine, batches, timed_steps, lambda _: None, timed_s)
+    assert [item.steady_s for item in found] == [(2.0,) * timed[0], (0.5,) * timed[1]]
 
 
 def test_a_loss_that_is_no_number_ends_it_and_what_is_known_is_told(no_memory):

@@ -58,6 +58,7 @@ specs = st.builds(
     time_limit_s=st.floats(0.001, 1e6),
     memory_limit_bytes=st.integers(1, 2**45),
     device_id=st.integers(0, 7),
+    timed_s=st.floats(0.0, 1e6),
 )
 installations = st.builds(
     Installation, device=st.text(), versions=st.dictionaries(st.text(), st.text(), max_size=3)

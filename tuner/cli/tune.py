@@ -91,6 +91,14 @@ def _add_budget_options(group: argparse._ArgumentGroup) -> None:
         "0: not at all (default: %(default)s)",
     )
     group.add_argument(
+        "--confirm-seconds",
+        type=_positive_float,
+        default=8.0,
+        metavar="SECONDS",
+        help="time each of them so long at least; more evens out a machine that others use, too "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
         "--timeout",
         type=_positive_float,
         metavar="SECONDS",

@@ -92,6 +92,7 @@ def set_up_study(
         deadline_s=deadline_s,
         memory_limit_bytes=memory_limit_bytes,
         confirm_rounds=options.confirm,
+        confirm_s=options.confirm_seconds,
         seed=options.seed,
         models=models,
     )

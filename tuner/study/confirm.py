@@ -8,7 +8,6 @@ slows down slows all candidates down. Several tuners share the rounds of one stu
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -45,9 +44,6 @@ CALLS_BEFORE_STEADY = 5
 """Of a shape in a trial, about: to foretell how long a round takes."""
 MANY_SHAPES = 12
 FEW_TIMED_STEPS = 3
-STEPS_OF_ROUND = 40
-"""Timed steps of a round over all of its shapes, at least: single steps scatter by 15 % on CPU,
-and a plan of one shape shall be known as well as one of fifty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +144,14 @@ def name_of(item: NumberedOutcome) -> str:
     return item.outcome.baseline or f"trial {item.number}"
 
 
-def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int) -> float:
-    """About how long a confirmation takes: every shape compiles and steps a few times."""
+def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int, timed_s: float) -> float:
+    """About how long a confirmation takes: every shape compiles and steps a few times.
+
+    Args:
+        outcomes: Of all trials.
+        rounds: >= 0.
+        timed_s: Seconds of steady steps of each candidate in a round, at least.
+    """
     one_round_s = 0.0
     for item in choose_candidates(outcomes).values():
         outcome = item.outcome
@@ -158,8 +160,9 @@ def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int) -> float:
         running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
         mean_step_s = running_s / outcome.config.train.epochs / steps
         num_shapes = len(_met_shapes(outcome))
-        calls = (_timed_steps(outcome) + CALLS_BEFORE_STEADY) * num_shapes
-        one_round_s += outcome.estimate.estimated_compile_s + calls * mean_step_s
+        steady_s = max(timed_s, _timed_steps(outcome) * num_shapes * mean_step_s)
+        one_round_s += outcome.estimate.estimated_compile_s + steady_s
+        one_round_s += CALLS_BEFORE_STEADY * num_shapes * mean_step_s
     return rounds * one_round_s
 
 
@@ -171,10 +174,9 @@ def _met_shapes(outcome: Outcome) -> tuple[Shape, ...]:
 
 def _timed_steps(outcome: Outcome) -> int:
     """Steady steps of each shape: few where a dynamic graph has many, whose errors even out."""
-    num_shapes = len(_met_shapes(outcome))
-    has_many = outcome.config.graph.mode == "dynamic" and num_shapes > MANY_SHAPES
-    least = FEW_TIMED_STEPS if has_many else TIMED_STEPS
-    return max(least, math.ceil(STEPS_OF_ROUND / num_shapes))
+    is_dynamic = outcome.config.graph.mode == "dynamic"
+    has_many = is_dynamic and len(_met_shapes(outcome)) > MANY_SHAPES
+    return FEW_TIMED_STEPS if has_many else TIMED_STEPS
 
 
 def run_confirmation(
@@ -260,6 +262,7 @@ def measure_whole(
         lengths_file=str(setup.folder.lengths.absolute()),
         shapes=_met_shapes(outcome),
         timed_steps=_timed_steps(outcome),
+        timed_s=setup.confirm_s,
         time_limit_s=setup.time_limit_s,
         memory_limit_bytes=setup.memory_limit_bytes,
     )

@@ -104,8 +104,9 @@ class Search:
         """Whether the time that the confirmation leaves is up."""
         if self._setup.deadline_s is None:
             return False
-        outcomes = self._knowledge.outcomes()
-        return is_late(self._setup, expected_seconds(outcomes, self._setup.confirm_rounds))
+        rounds, timed_s = self._setup.confirm_rounds, self._setup.confirm_s
+        needed_s = expected_seconds(self._knowledge.outcomes(), rounds, timed_s)
+        return is_late(self._setup, needed_s)
 
     def _collect(self, running: dict[Future[Answer], Unit]) -> list[int]:
         """Tell what has ended, give signs of life for the rest; the devices that are free."""

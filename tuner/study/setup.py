@@ -40,6 +40,7 @@ class StudySetup:
         deadline_s: Reading of time.monotonic() after which nothing new is started; None: no limit.
         memory_limit_bytes: Of one trial.
         confirm_rounds: Times that the best and the baselines are measured again; 0: not at all.
+        confirm_s: Seconds of steady steps of each in a round, at least.
         seed: Of the sampler.
         models: Fits given from elsewhere, used where nothing was measured yet.
     """
@@ -58,6 +59,7 @@ class StudySetup:
     deadline_s: float | None = None
     memory_limit_bytes: int
     confirm_rounds: int = 0
+    confirm_s: float = 0.0
     seed: int
     models: Mapping[CostKey, tuple[CostModel, MemoryCost | None]] = field(default_factory=dict)
 

@@ -33,10 +33,8 @@ UNTYPICAL_CALLS = 2
 SEARCH_CALLS = 5
 """Calls of a kernel with each number of threads that MindSpore's search on CPU tries."""
 MOST_SEARCH_CALLS = 30
-# Long steps are measured well by few: after this many seconds of a shape two of them do, or after
-# its share of this many seconds of all shapes.
+# Long steps are measured well by few: after this many seconds two of them do.
 ENOUGH_S = 3.0
-ENOUGH_OF_ALL_S = 15.0
 LEAST_TIMED_STEPS = 2
 
 
@@ -70,12 +68,14 @@ def measure_shapes(
     batches: Iterable[Batch],
     timed_steps: int,
     on_measured: Callable[[ShapeMeasurement], None],
+    timed_s: float = 0.0,
 ) -> tuple[ShapeMeasurement, ...]:
     """Time every batch's shape.
 
     Steps of one shape that follow each other are disturbed alike, by whatever else the machine
     does in that second. So every shape is visited and timed once, and then all of them in turn,
-    as a run meets them.
+    as a run meets them. A machine that others share is faster and slower for seconds on end: over
+    `timed_s` that evens out.
 
     Args:
         engine: Fresh.
@@ -83,19 +83,22 @@ def measure_shapes(
         timed_steps: Steady steps of each at most, >= 2; fewer where they are long.
         on_measured: Told of every shape after its visit, so that a later failure keeps it, and
             again when all of its steps are timed.
+        timed_s: Seconds of steady steps of all shapes together, at least; for them all shapes
+            are stepped at as often.
 
     Raises:
         DivergedError: a loss that is not a number.
     """
-    batches = list(batches)
-    enough_s = max(ENOUGH_S, ENOUGH_OF_ALL_S / max(1, len(batches)))
-    timings = [_Timing(engine, batch, timed_steps, enough_s) for batch in batches]
+    timings = [_Timing(engine, batch, timed_steps) for batch in batches]
     for timing in timings:
         timing.visit()
         on_measured(timing.measurement())
     waiting = timings
     while waiting := [timing for timing in waiting if not timing.is_enough]:
         for timing in waiting:
+            timing.time_step()
+    while sum(sum(timing.steady_s) for timing in timings) < timed_s:
+        for timing in timings:
             timing.time_step()
     measured = tuple(timing.measurement() for timing in timings)
     for item in measured:
@@ -141,11 +144,10 @@ def _calls_before_steady(engine: Engine, *, is_new_graph: bool = True) -> int:
 class _Timing:
     """One shape's calls so far."""
 
-    def __init__(self, engine: Engine, batch: Batch, timed_steps: int, enough_s: float) -> None:
+    def __init__(self, engine: Engine, batch: Batch, timed_steps: int) -> None:
         self._engine = engine
         self._batch = batch
         self._timed_steps = timed_steps
-        self._enough_s = enough_s
         self._seconds: list[float] = []
         self._untypical, self._has_compiled = 0, False
         self._loss = 0.0
@@ -165,12 +167,17 @@ class _Timing:
         self._added_bytes = max(0, self._memory_bytes - bytes_before)
 
     @property
+    def steady_s(self) -> list[float]:
+        """Seconds of the steady steps so far."""
+        return self._seconds[self._untypical :]
+
+    @property
     def is_enough(self) -> bool:
         """Whether no more steps are to be timed."""
-        steady_s = self._seconds[self._untypical :]
+        steady_s = self.steady_s
         if len(steady_s) < LEAST_TIMED_STEPS:
             return False
-        return len(steady_s) >= self._timed_steps or sum(steady_s) >= self._enough_s
+        return len(steady_s) >= self._timed_steps or sum(steady_s) >= ENOUGH_S
 
     def time_step(self) -> float:
         """Take one step and its time; gives its loss."""
@@ -191,7 +198,7 @@ class _Timing:
             padded_length=length,
             first_call_s=self._seconds[0],
             settling_s=tuple(self._seconds[1 : self._untypical]),
-            steady_s=tuple(self._seconds[self._untypical :]),
+            steady_s=tuple(self.steady_s),
             has_compiled=self._has_compiled,
             memory_bytes=self._memory_bytes,
             added_bytes=self._added_bytes,

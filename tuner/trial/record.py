@@ -34,6 +34,7 @@ class TrialSpec:
         time_limit_s: Wall seconds of the whole trial, > 0.
         memory_limit_bytes: Resident set of its process at most, > 0.
         device_id: Of several devices the one to run on.
+        timed_s: Seconds of steady steps of all shapes together, at least, >= 0.
     """
 
     config: TrainConfig
@@ -43,6 +44,7 @@ class TrialSpec:
     time_limit_s: float
     memory_limit_bytes: int
     device_id: int = 0
+    timed_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

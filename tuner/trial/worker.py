@@ -121,7 +121,7 @@ def _measure(folder: TrialFolder) -> TrialResult:
             file.write(to_json(measurement) + "\n")
             file.flush()
 
-        measured = measure_shapes(engine, batches, spec.timed_steps, keep)
+        measured = measure_shapes(engine, batches, spec.timed_steps, keep, spec.timed_s)
     update = measure_update(engine, config.optimizer.learning_rate, spec.timed_steps)
     return TrialResult(
         status="ok",
