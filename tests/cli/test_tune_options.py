@@ -286,7 +286,7 @@ class TestBadInput:
             "see varseq-tune --help"
         )
 
-    @pytest.mark.parametrize("option", ["--trial-timeout", "--timeout"])
+    @pytest.mark.parametrize("option", ["--trial-timeout", "--timeout", "--confirm-seconds"])
     @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
     def test_a_bad_time_limit(self, folder, refusal, option, seconds):
         line = refusal("--data", "data.mindrecord", f"{option}={seconds}")
