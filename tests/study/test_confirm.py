@@ -182,6 +182,11 @@ class TestRounds:
         assert notices[0] == f"confirming (1 of {total}): {names[0]}, round 1"
         assert notices[-1].startswith(f"confirming ({total} of {total}): ")
 
+    def test_steps_are_timed_for_half_of_the_limit_at_most(self, setup, outcomes):
+        runner = FakeRunner(COST)
+        confirm(dataclasses.replace(setup, time_limit_s=9.0), outcomes, runner)
+        assert {spec.timed_s for spec in runner.specs} == {4.5}
+
     def test_each_is_whole_and_by_its_own_measurements(self, setup, outcomes):
         runner = FakeRunner(COST)
         found = confirm(setup, outcomes, runner)

@@ -95,8 +95,8 @@ def _add_budget_options(group: argparse._ArgumentGroup) -> None:
         type=_positive_float,
         default=8.0,
         metavar="SECONDS",
-        help="time each of them so long at least; more evens out a machine that others use, too "
-        "(default: %(default)g)",
+        help="time each of them so long at least, half of --trial-timeout at most; more evens out "
+        "a machine that others use, too (default: %(default)g)",
     )
     group.add_argument(
         "--timeout",

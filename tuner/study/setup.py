@@ -40,7 +40,8 @@ class StudySetup:
         deadline_s: Reading of time.monotonic() after which nothing new is started; None: no limit.
         memory_limit_bytes: Of one trial.
         confirm_rounds: Times that the best and the baselines are measured again; 0: not at all.
-        confirm_s: Seconds of steady steps of each in a round, at least.
+        confirm_s: Seconds of steady steps of each in a round, at least, but no more than half of
+            time_limit_s.
         seed: Of the sampler.
         models: Fits given from elsewhere, used where nothing was measured yet.
     """

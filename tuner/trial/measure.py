@@ -80,7 +80,8 @@ def measure_shapes(
     Args:
         engine: Fresh.
         batches: One of each shape, largest first.
-        timed_steps: Steady steps of each at most, >= 2; fewer where they are long.
+        timed_steps: Steady steps of each at most, >= 2; fewer where they are long, more where
+            timed_s asks for them.
         on_measured: Told of every shape after its visit, so that a later failure keeps it, and
             again when all of its steps are timed.
         timed_s: Seconds of steady steps of all shapes together, at least; for them all shapes
@@ -97,7 +98,7 @@ def measure_shapes(
     while waiting := [timing for timing in waiting if not timing.is_enough]:
         for timing in waiting:
             timing.time_step()
-    while sum(sum(timing.steady_s) for timing in timings) < timed_s:
+    while timings and sum(sum(timing.steady_s) for timing in timings) < timed_s:
         for timing in timings:
             timing.time_step()
     measured = tuple(timing.measurement() for timing in timings)

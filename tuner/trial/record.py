@@ -30,7 +30,8 @@ class TrialSpec:
         lengths_file: `.npy` of the length of every row, int32 [N].
         shapes: (B, L) to measure, in this order, largest first; at least one. Shapes of the plan
             get real rows, others full rows of random ids.
-        timed_steps: Steady steps timed for each shape at most, >= 2; fewer where they are long.
+        timed_steps: Steady steps timed for each shape at most, >= 2; fewer where they are long,
+            more where timed_s asks for them.
         time_limit_s: Wall seconds of the whole trial, > 0.
         memory_limit_bytes: Resident set of its process at most, > 0.
         device_id: Of several devices the one to run on.
