@@ -262,8 +262,7 @@ def measure_whole(
         lengths_file=str(setup.folder.lengths.absolute()),
         shapes=_met_shapes(outcome),
         timed_steps=_timed_steps(outcome),
-        # The rest is for compiles and what comes before steady steps.
-        timed_s=min(setup.confirm_s, setup.time_limit_s / 2),
+        timed_s=setup.timed_s,
         time_limit_s=setup.time_limit_s,
         memory_limit_bytes=setup.memory_limit_bytes,
     )

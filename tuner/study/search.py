@@ -104,7 +104,7 @@ class Search:
         """Whether the time that the confirmation leaves is up."""
         if self._setup.deadline_s is None:
             return False
-        rounds, timed_s = self._setup.confirm_rounds, self._setup.confirm_s
+        rounds, timed_s = self._setup.confirm_rounds, self._setup.timed_s
         needed_s = expected_seconds(self._knowledge.outcomes(), rounds, timed_s)
         return is_late(self._setup, needed_s)
 

@@ -40,8 +40,7 @@ class StudySetup:
         deadline_s: Reading of time.monotonic() after which nothing new is started; None: no limit.
         memory_limit_bytes: Of one trial.
         confirm_rounds: Times that the best and the baselines are measured again; 0: not at all.
-        confirm_s: Seconds of steady steps of each in a round, at least, but no more than half of
-            time_limit_s.
+        confirm_s: Seconds of steady steps of each in a round that are wanted, at least.
         seed: Of the sampler.
         models: Fits given from elsewhere, used where nothing was measured yet.
     """
@@ -63,6 +62,11 @@ class StudySetup:
     confirm_s: float = 0.0
     seed: int
     models: Mapping[CostKey, tuple[CostModel, MemoryCost | None]] = field(default_factory=dict)
+
+    @property
+    def timed_s(self) -> float:
+        """Seconds of steady steps of each in a round: compiles get half of the limit at least."""
+        return min(self.confirm_s, self.time_limit_s / 2)
 
 
 def study_identity(setup: StudySetup) -> dict[str, str]:
