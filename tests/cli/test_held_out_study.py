@@ -59,7 +59,7 @@ def tuned(data, tmp_path_factory):
     options = argparse.Namespace(
         config=str(folder / "base.yaml"), data=None, assignments=[], space="default", study="s",
         storage=None, new_study=False, cost_model=None, dry_run=False, jobs=1, trials=6, seed=0,
-        confirm=0, timeout=None, trial_timeout=60.0, memory_limit="64GB",
+        confirm=0, confirm_seconds=8.0, timeout=None, trial_timeout=60.0, memory_limit="64GB",
     )  # fmt: skip
     notices: list[str] = []
     runner = FakeRunner(COST)
