@@ -98,9 +98,11 @@ def measure_shapes(
     while waiting := [timing for timing in waiting if not timing.is_enough]:
         for timing in waiting:
             timing.time_step()
-    while timings and sum(sum(timing.steady_s) for timing in timings) < timed_s:
+    total_s = sum(sum(timing.steady_s) for timing in timings)
+    while timings and total_s < timed_s:
         for timing in timings:
             timing.time_step()
+            total_s += timing.last_s
     measured = tuple(timing.measurement() for timing in timings)
     for item in measured:
         on_measured(item)
@@ -171,6 +173,11 @@ class _Timing:
     def steady_s(self) -> list[float]:
         """Seconds of the steady steps so far."""
         return self._seconds[self._untypical :]
+
+    @property
+    def last_s(self) -> float:
+        """Seconds of the last call."""
+        return self._seconds[-1]
 
     @property
     def is_enough(self) -> bool:
