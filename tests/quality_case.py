@@ -12,7 +12,8 @@ import numpy as np
 from search_case import search
 from study_case import make_setup, make_space
 
-from tuner.batching.boundaries import RunCost, solve_least_time
+from tuner.batching.boundaries import solve_least_time
+from tuner.batching.bucket_time import RunCost
 from tuner.batching.plan import plan_batches
 from tuner.config.schema import TrainConfig
 from tuner.simulate.cost_book import CostBook

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import (
     TABLE,
@@ -21,12 +21,12 @@ from strategies import (
 
 from tuner.batching import boundaries
 from tuner.batching.boundaries import (
-    RunCost,
     count_aligned,
     solve_boundaries,
     solve_least_padding,
     solve_least_time,
 )
+from tuner.batching.bucket_time import RunCost
 from tuner.batching.plan import plan_batches
 from tuner.errors import BadInputError
 
@@ -316,6 +316,15 @@ SIZE_RULES = st.integers(256, 2000).map(lambda most: {"batching.tokens_per_batch
 )
 
 
+ONE_SIZE = st.booleans().map(lambda one: {"batching.one_size_per_length": one})
+
+
+@pytest.fixture
+def shared_steps(monkeypatch):
+    """As for more candidates than are solved with whole steps."""
+    monkeypatch.setattr(boundaries, "WHOLE_STEPS_UP_TO", 0)
+
+
 def rows_slowly(batching, length):
     return batching.samples_per_batch or batching.tokens_per_batch // length
 
@@ -342,9 +351,24 @@ def planned_seconds(boundaries, tokens, config, cost):
     return sum(map(cost.compile_s, plan.shapes)) + cost.epochs * steps_s
 
 
-@given(lengths(max_rows=40, longest=150, min_tokens=1), run_costs(), SIZE_RULES)
+@given(lengths(max_rows=40, longest=150, min_tokens=1), run_costs(), SIZE_RULES, ONE_SIZE)
 @settings(max_examples=150)
-def test_least_time_equals_brute_force(tokens, cost, size_rule):
+def test_least_time_is_that_of_the_fastest_of_all_plans(tokens, cost, size_rule, one_size):
+    config = make_config({"batching.align": 24, **size_rule, **one_size})
+    candidates = sorted({align_slowly(length, 24) for length in tokens})
+    curve = solve_least_time(np.array(tokens), config.batching, cost, 8)
+    least = [
+        min(planned_seconds(ends, tokens, config, cost) for ends in sets_of(candidates, size))
+        for size in range(1, len(candidates) + 1)
+    ]
+    assert curve.cost == pytest.approx(least, rel=1e-9)
+    for ends, seconds in zip(curve.boundaries, least, strict=True):
+        assert planned_seconds(ends, tokens, config, cost) == pytest.approx(seconds, rel=1e-9)
+
+
+@given(lengths(max_rows=40, longest=150, min_tokens=1), run_costs(), SIZE_RULES)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_least_shared_time_equals_brute_force(shared_steps, tokens, cost, size_rule):
     batching = make_config({"batching.align": 24, **size_rule}).batching
     candidates = sorted({align_slowly(length, 24) for length in tokens})
     curve = solve_least_time(np.array(tokens), batching, cost, 8)
@@ -358,8 +382,10 @@ def test_least_time_equals_brute_force(tokens, cost, size_rule):
 
 
 @given(lengths(max_rows=40, longest=150, min_tokens=1), run_costs(), SIZE_RULES)
-@settings(max_examples=60)
-def test_plan_of_least_time_is_within_a_step_a_bucket_of_the_best_plan(tokens, cost, size_rule):
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_plan_of_least_shared_time_is_within_a_step_a_bucket_of_the_best(
+    shared_steps, tokens, cost, size_rule
+):
     config = make_config({"batching.align": 24, **size_rule})
     candidates = sorted({align_slowly(length, 24) for length in tokens})
     curve = solve_least_time(np.array(tokens), config.batching, cost, 8)
@@ -404,9 +430,33 @@ def test_hand_calculated_time():
     assert twice.best(8) == (8, 16)
 
 
+def test_hand_calculated_whole_steps():
+    """Five rows of 8 tokens and one of 16, budget 32: steps of at most 4 rows and of 2.
+
+    A step takes 1 s + 0.1 s a token, a compile 5 s. All rows at 16: three steps of 2 x 16 tokens,
+    3 * 4.2 + 5 = 17.6 s. Two buckets, one size for each: five rows make two steps of 3 with a
+    filler, 2 * (1 + 2.4), the one row a step of 1 + 1.6, and two compiles: 19.4 s. With sizes that
+    differ: steps of 3 and of 2 rows, 3.4 + 2.6 + 2.6 and three compiles: 23.6 s.
+    """
+    sizes = {"batching.align": 8, "batching.tokens_per_batch": 32}
+    tokens = np.array([8, 8, 8, 8, 8, 16])
+    cost = RunCost(
+        step_s=step_seconds(1.0, 0.1, 0.0),
+        compile_s=lambda shape: 5.0,
+        epochs=1,
+        world_size=1,
+    )
+    for one_size, two_buckets_s in [(True, 19.4), (False, 23.6)]:
+        batching = make_config({**sizes, "batching.one_size_per_length": one_size}).batching
+        curve = solve_least_time(tokens, batching, cost, 8)
+        assert curve.cost == pytest.approx([17.6, two_buckets_s])
+
+
 def test_longer_runs_afford_more_buckets_and_no_compile_affords_all():
     tokens = np.array(skewed_tokens(4000))
-    batching = make_config({"batching.align": 64, "batching.tokens_per_batch": 4096}).batching
+    # Batches without fillers, so that more buckets never take more tokens.
+    changes = {"batching.tokens_per_batch": 4096, "batching.one_size_per_length": False}
+    batching = make_config({"batching.align": 64, **changes}).batching
     chosen = []
     for compile_s, epochs in [(60.0, 1), (10.0, 1), (10.0, 30), (0.0, 1)]:
         cost = RunCost(

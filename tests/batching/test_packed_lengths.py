@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from strategies import make_config, make_lengths, skewed_tokens
 
-from tuner.batching.boundaries import RunCost, count_lengths
+from tuner.batching.boundaries import count_lengths
+from tuner.batching.bucket_time import RunCost
 from tuner.batching.packed_lengths import packed_run_s, solve_packed_lengths
 from tuner.batching.plan import plan_batches
 from tuner.errors import BadInputError

@@ -25,7 +25,8 @@ from result_case import (
 )
 from test_html import Page
 
-from tuner.batching.boundaries import RunCost, solve_least_time
+from tuner.batching.boundaries import solve_least_time
+from tuner.batching.bucket_time import RunCost
 from tuner.batching.plan import plan_batches
 from tuner.config.codec import format_config, read_yaml
 from tuner.config.override import override_config

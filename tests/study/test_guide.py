@@ -116,8 +116,8 @@ def test_its_boundaries_are_those_of_least_time_under_the_fit(tmp_path, noise):
 
 
 def test_a_point_is_proposed_again_when_the_model_has_changed_by_enough_and_only_then(tmp_path):
-    """Rows cost what the fit does not know: every measurement bends it."""
-    cost = HiddenCost(row_s=5e-3, packed_factor=4.0)
+    """Rows cost far more than the fit knows: every measurement bends it."""
+    cost = HiddenCost(row_s=0.15, packed_factor=4.0)
     space = SPACE.model_copy(
         update={"strategy": ("bucketed",), "longest_rows_per_batch": (8,), "align": (8,)}
     )
@@ -148,6 +148,22 @@ def test_a_point_is_proposed_again_when_the_model_has_changed_by_enough_and_only
         config = slow_config(setup, choice, result.book)
         run_s = slow_estimate(setup, config, result.book).estimated_run_s
         assert run_s >= (1.0 - WORTH_ANOTHER_TRIAL) * best_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("mode, most", [("static", 3), ("dynamic", 9)])
+def test_static_graphs_get_no_more_buckets_than_are_allowed(tmp_path, mode, most):
+    space = SPACE.model_copy(update={"graph_mode": ("static", "dynamic"), "max_static_shapes": 3})
+    tokens = skewed_tokens(500, seed=0, longest=800)
+    setup = make_setup(tmp_path, tokens, space, base={"train.epochs": 10_000})
+    choices = [
+        choice
+        for choice in all_choices(space)
+        if (choice.num_buckets, choice.align, choice.graph_mode) == (9, 8, mode)
+    ]
+    assert choices
+    for choice in choices:
+        # So long a run would pay for every bucket.
+        assert len(Guide(setup).resolve(choice, CostBook()).batching.boundaries) == most
 
 
 def test_the_screened_estimate_is_that_of_the_plan(tmp_path):

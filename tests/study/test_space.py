@@ -53,7 +53,7 @@ class TestLoading:
     def test_the_default_is_shipped_and_has_what_its_comments_say(self):
         space = load_space("default")
         assert set(space.strategy) == {"bucketed", "packed", "dynamic", "fixed"}
-        assert (space.num_buckets.low, space.num_buckets.high) == (2, 32)
+        assert (space.num_buckets.low, space.num_buckets.high) == (2, 64)
         assert space.compute_dtype == ("fp32", "fp16", "bf16") and not space.fill_memory
         assert space.align[-1] == (
             AlignRule(up_to=128, multiple=8),
@@ -124,8 +124,9 @@ class TestWhatIsShipped:
         space = load_space(name)
         for choice in all_choices(space):
             assert is_compilable(choice.graph_mode, choice.jit_level)
-        assert space.strategy == ("packed", "fixed") or (
-            space.num_buckets.high <= space.max_static_shapes
+        # Of static graphs no more buckets are planned than are allowed (guide.py).
+        assert space.num_buckets.high <= space.max_static_shapes or (
+            space.strategy == ("packed", "fixed") or "dynamic" in space.graph_mode
         )
         assert set(first_choices(space)) <= set(all_choices(space))
 

@@ -1,21 +1,24 @@
 """Exact bucket boundaries: one dynamic program that gives the optimum for every K at once.
 
 Problem: U candidate padded lengths x_1 < ... < x_U, n_i rows in candidate i. A bucket ends at
-some x_j and takes all rows since the bucket before; each of its rows costs r_j (`row_cost`),
-having the bucket at all costs s_j (`shape_cost`). Choose K ends (the last is x_U) of least total
-cost.
+some x_j and takes all rows since the bucket before. Choose K ends (the last is x_U) of least total
+cost. With w(i, j) the cost of a bucket of the rows of candidates i+1 .. j:
+    best_k[j] = min over i < j of best_{k-1}[i] + w(i, j)
 
-With N the running sum of n, and w(i, j) = (N_j - N_i) * r_j for the rows of candidates i+1 .. j:
-    best_k[j] = s_j + min over i < j of best_{k-1}[i] + w(i, j)
+Of least padding, w(i, j) = (N_j - N_i) * r_j + s_j with N the running sum of n: each row costs r_j
+(`row_cost`), having the bucket at all costs s_j (`shape_cost`). Of least time, w(i, j) is the
+seconds of the whole steps that the bucket takes, and of its compiles (bucket_time.py).
 
-Where r does not fall, the smallest i that gives the minimum does not fall with j either. Proof:
-for i < i' < j < j', w(i, j') + w(i', j) - w(i, j) - w(i', j') = (N_i' - N_i) * (r_j' - r_j) >= 0
+Where w is the former and r does not fall, the smallest i that gives the minimum does not fall with
+j either. Proof: for i < i' < j < j',
+    w(i, j') + w(i', j) - w(i, j) - w(i', j') = (N_i' - N_i) * (r_j' - r_j) >= 0
 (quadrangle inequality; s_j and best_{k-1}[i] cancel), so what i' gains over i only grows with j.
 So the middle column bounds the candidates of both halves. All columns of one depth of this
 bisection are done at once: at most 2 U sums a depth, O(K U log U) time, O(U) memory besides the
-O(K U) of traces. Where r falls somewhere, or U is small, all i are tried in blocks of columns:
-O(K U^2) time, 8 MB. Among equal sums the smallest i is taken, that is, the longest last bucket.
-Rounding can only exchange sums that differ by no more than it; whole numbers below 2^53 are exact.
+O(K U) of traces. Where r falls somewhere, where steps are whole, or where U is small, all i are
+tried in blocks of columns: O(K U^2) time, 8 MB. Among equal sums the smallest i is taken, that is,
+the longest last bucket. Rounding can only exchange sums that differ by no more than it; whole
+numbers below 2^53 are exact.
 
 Measured in results/benchmarks/boundaries.md.
 """
@@ -30,16 +33,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.align import align_lengths
-from tuner.batching.grouping import Shape, rows_per_batch
+from tuner.batching.bucket_time import BucketTime, FloatArray, RunCost
+from tuner.batching.grouping import IntArray
 from tuner.config.schema import AlignRule, BatchingConfig
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+BucketCost = Callable[[IntArray, IntArray], FloatArray]
+"""(rows of buckets, int64; their columns j, broadcast against them) -> w, float64."""
+
 Origins = tuple[IntArray, FloatArray]
 """For columns 1..U: the i of the least sum (int64 [U]), and that sum (float64 [U])."""
 
 SUMS_PER_BLOCK = 1 << 20
 """Sums that are held at once where all i are tried: 8 MB."""
+
+WHOLE_STEPS_UP_TO = 1024
+"""Candidates up to which steps are counted as whole: all w(i, j) are kept in 8 MB."""
 
 COLUMNS_PER_BLOCK = 128
 """Columns whose sums are held at once at most: a block has no i beyond its last column."""
@@ -65,23 +73,6 @@ class BoundaryCurve:
         return self.boundaries[int(np.argmin(self.cost[:max_buckets]))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunCost:
-    """What a run costs in seconds.
-
-    Attributes:
-        step_s: (B, L) -> seconds of a steady step of one rank, finite, > 0.
-        compile_s: (B, L) -> seconds of compiling the shape, once a run, finite, >= 0.
-        epochs: Epochs of the run, >= 1.
-        world_size: Ranks, W >= 1.
-    """
-
-    step_s: Callable[[Shape], float]
-    compile_s: Callable[[Shape], float]
-    epochs: int
-    world_size: int
-
-
 def solve_boundaries(
     candidates: IntArray,
     counts: IntArray,
@@ -99,9 +90,20 @@ def solve_boundaries(
         shape_cost: float64 [U], cost of having a bucket that ends there, finite.
         max_buckets: Largest K, >= 1.
     """
-    rows_up_to = np.concatenate(([0], np.cumsum(counts))).astype(np.float64)
-    may_bisect = len(candidates) > TRY_EVERY_UP_TO and (np.diff(row_cost) >= 0).all()
-    origins = (_Bisection if may_bisect else _EveryOrigin)(rows_up_to, row_cost)
+    rows_up_to = _running(counts).astype(np.float64)
+    if len(candidates) > TRY_EVERY_UP_TO and (np.diff(row_cost) >= 0).all():
+        origins: _Bisection | _EveryOrigin = _Bisection(rows_up_to, row_cost)
+    else:
+        origins = _EveryOrigin(rows_up_to, lambda rows, columns: rows * row_cost[columns])
+    return _solve(candidates, origins, shape_cost, max_buckets)
+
+
+def _solve(
+    candidates: IntArray,
+    origins: _Bisection | _EveryOrigin,
+    shape_cost: FloatArray,
+    max_buckets: int,
+) -> BoundaryCurve:
     best = np.full(len(candidates) + 1, np.inf)
     best[0] = 0.0
     came_from = []
@@ -151,16 +153,20 @@ def solve_least_time(
 ) -> BoundaryCurve:
     """Boundaries of least run time, compile time included; `best` finds the number of buckets too.
 
-    A row padded to L costs its share of a full batch, epochs * step_s(B, L) / (B * W) with the
-    largest B that the config allows; a bucket costs compile_s(B, L). Steps are whole, so a plan of
-    these boundaries takes longer, but by at most `epochs` full steps of each of its buckets, if
-    step_s does not fall with B, step_s / B does not rise with B (both hold for an overhead plus a
-    cost a row) and compile_s depends on L alone.
+    A bucket costs the steps that its rows take in all epochs, the last one as full as the plan
+    makes it, and the compiles of its shapes: what the plan of these boundaries takes.
+
+    Over WHOLE_STEPS_UP_TO candidates a row padded to L costs its share of a full batch instead,
+    epochs * step_s(B, L) / (B * W) with the largest B that the config allows; a bucket costs
+    compile_s(B, L). Then a plan takes longer than solved, but by at most `epochs` full steps of
+    each of its buckets, if step_s does not fall with B, step_s / B does not rise with B (both hold
+    for an overhead plus a cost a row) and compile_s depends on L alone.
 
     Args:
         tokens: int [M], lengths in tokens, >= 1; M >= 1.
-        batching: Alignment, and a token budget or a sample count.
-        cost: Seconds of steps and compiles.
+        batching: Alignment, a token budget or a sample count, and whether all batches of a length
+            have one size.
+        cost: Seconds of steps and compiles, linear in B at any one L.
         max_buckets: Largest K, >= 1.
         counts: int64 [M], rows of each length, > 0; None: one of each.
 
@@ -171,14 +177,15 @@ def solve_least_time(
         BadInputError: the longest padded row is over the token budget.
     """
     candidates, rows = count_aligned(tokens, batching.align, counts)
-    shapes = [(rows_per_batch(batching, length), length) for length in candidates.tolist()]
-    step_s = np.array([cost.step_s(shape) for shape in shapes], dtype=np.float64)
-    batch_sizes = np.array([size for size, _ in shapes], dtype=np.float64)
+    time = BucketTime(candidates, batching, cost)
+    if len(candidates) <= WHOLE_STEPS_UP_TO:
+        origins = _EveryOrigin(_running(rows), time.bucket_s)
+        return _solve(candidates, origins, np.zeros(len(candidates)), max_buckets)
     return solve_boundaries(
         candidates,
         rows,
-        row_cost=cost.epochs * step_s / (batch_sizes * cost.world_size),
-        shape_cost=np.array([cost.compile_s(shape) for shape in shapes], dtype=np.float64),
+        row_cost=time.shared_row_s(),
+        shape_cost=time.full_compile_s(),
         max_buckets=max_buckets,
     )
 
@@ -217,6 +224,11 @@ def count_lengths(
     return lengths.astype(np.int64), rows.astype(np.int64)
 
 
+def _running(counts: IntArray) -> IntArray:
+    """N_0 .. N_U: rows up to each candidate, int64 [U + 1]."""
+    return np.concatenate(([0], np.cumsum(counts)))
+
+
 class _Bisection:
     """Bisection over the columns, one depth at a time; row_cost does not fall."""
 
@@ -251,18 +263,18 @@ class _Bisection:
 class _EveryOrigin:
     """Every i for every column, in blocks of columns; w(i, j) is kept where there is room."""
 
-    def __init__(self, rows_up_to: FloatArray, row_cost: FloatArray) -> None:
+    def __init__(self, rows_up_to: IntArray | FloatArray, bucket_cost: BucketCost) -> None:
         self._rows_up_to = rows_up_to
-        self._row_cost = row_cost
-        last = len(row_cost)
+        self._bucket_cost = bucket_cost
+        last = len(rows_up_to) - 1
         step = min(COLUMNS_PER_BLOCK, max(1, SUMS_PER_BLOCK // last))
         self._blocks = [slice(j, min(j + step, last)) for j in range(0, last, step)]
         keeps = last * last <= SUMS_PER_BLOCK
         self._kept = [self._costs(block) for block in self._blocks] if keeps else None
 
     def find(self, best: FloatArray) -> Origins:
-        origin = np.empty(len(self._row_cost), dtype=np.int64)
-        least = np.empty(len(self._row_cost))
+        origin = np.empty(len(best) - 1, dtype=np.int64)
+        least = np.empty(len(best) - 1)
         for number, block in enumerate(self._blocks):
             costs = self._kept[number] if self._kept else self._costs(block)
             sums = costs + best[: block.stop]
@@ -275,7 +287,8 @@ class _EveryOrigin:
         tried = np.arange(block.stop)
         columns = np.arange(block.start, block.stop)[:, None]
         rows = self._rows_up_to[columns + 1] - self._rows_up_to[tried]
-        costs: FloatArray = rows * self._row_cost[columns]
+        # Behind its column there is no row, and no bucket.
+        costs = self._bucket_cost(np.maximum(rows, 1), columns)
         costs[tried > columns] = np.inf
         return costs
 

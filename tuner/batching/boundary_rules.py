@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.align import align_lengths
-from tuner.batching.boundaries import FloatArray, IntArray, count_lengths, solve_least_padding
+from tuner.batching.boundaries import count_lengths, solve_least_padding
+from tuner.batching.bucket_time import FloatArray
+from tuner.batching.grouping import IntArray
 from tuner.config.schema import AlignRule
 
 Align = int | tuple[AlignRule, ...]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.batching.align import align_length
-from tuner.batching.boundaries import RunCost
+from tuner.batching.bucket_time import RunCost
 from tuner.batching.grouping import IntArray, spread_rows
 from tuner.batching.packed import pack_counts
 from tuner.config.schema import BatchingConfig

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.batching.boundaries import RunCost
+from tuner.batching.bucket_time import RunCost
 from tuner.batching.grouping import Shape
 from tuner.simulate.cost import CostModel, default_cost_model, fit_cost_model
 from tuner.simulate.measurement import (

@@ -40,7 +40,8 @@ from tuner.study.space import (
 )
 
 SCREENED_PER_CURVE = 3
-"""Numbers of buckets of a curve that are screened: its seconds leave out that steps are whole."""
+"""Numbers of buckets of a curve that are screened: its seconds are those of the fit, from which
+shapes that were measured differ."""
 
 MOVED = 0.05
 """Share of a step or a compile by which it must have changed for packed lengths to be solved
@@ -99,7 +100,7 @@ class Guide:
         if choice.num_buckets is None:
             return config
         curve = self._curve(config, book)
-        return with_boundaries(config, curve.best(choice.num_buckets))
+        return with_boundaries(config, curve.best(self._most_buckets(choice)))
 
     def rank(
         self, book: CostBook, choices: Sequence[Choice], *, at_lower_end: bool = False
@@ -178,6 +179,13 @@ class Guide:
         known = [choice for choice in choices if (choice.num_buckets or 0) <= len(curve.cost)]
         known.sort(key=lambda choice: float(curve.cost[(choice.num_buckets or 1) - 1]))
         return known[:SCREENED_PER_CURVE]
+
+    def _most_buckets(self, choice: Choice) -> int:
+        """Of static graphs no more than are allowed, whatever number was proposed."""
+        num_buckets = choice.num_buckets or 1
+        if choice.graph_mode == "dynamic":
+            return num_buckets
+        return min(num_buckets, self._setup.space.max_static_shapes)
 
     def _curve(self, config: TrainConfig, book: CostBook) -> BoundaryCurve:
         costs = book.known(self.key(config))

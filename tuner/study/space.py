@@ -46,7 +46,7 @@ class SearchSpace(Section):
     strategy: Annotated[tuple[StrategyName, ...], Field(min_length=1)]
     """Batching strategies."""
     num_buckets: IntRange
-    """Buckets at most, for bucketed."""
+    """Buckets at most, for bucketed; of static graphs never more than `max_static_shapes`."""
     packed_lengths: IntRange = IntRange(low=1, high=1)
     """Lengths of packed rows at most, for packed."""
     align: Annotated[tuple[Align, ...], Field(min_length=1)]
