@@ -18,7 +18,8 @@ from tuner.report.study import StudyContext
 from tuner.simulate.cost_book import CostBook
 from tuner.study.baselines import PACKED, PAD_TO_LONGEST, RANDOM_BATCHES, TEN_QUANTILES
 from tuner.study.choose import simplicity
-from tuner.study.confirm import Confirmation, Round
+from tuner.study.confirm import Confirmation
+from tuner.study.confirm_round import Round
 from tuner.study.outcome import NumberedOutcome, Outcome, estimate_again
 from tuner.study.result import StudyResult
 from tuner.study.setup import StudySetup

@@ -23,7 +23,7 @@ from tuner.simulate.cost_book import median_of
 from tuner.simulate.estimate import zero_padding_run_s
 from tuner.simulate.measurement import CostKey
 from tuner.study.baselines import PAD_TO_LONGEST, TEN_QUANTILES
-from tuner.study.confirm import Round, measure_whole
+from tuner.study.confirm_round import Round, measure_whole
 from tuner.train.warmup import shapes_in_order
 from tuner.trial.folder import TrialFolder
 from tuner.trial.runner import ProcessRunner

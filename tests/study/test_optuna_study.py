@@ -404,6 +404,15 @@ class TestConfirmation:
         more = board.take(["a", "b", "c"], 3)
         assert more is not None and (more.candidate, more.round) == ("c", 3)
 
+    def test_the_runs_of_one_round_alone_can_be_taken(self, storage, name):
+        board = ConfirmationBoard(storage, name)
+        taken = []
+        while (run := board.take(["a", "b", "c"], 3, only_round=2)) is not None:
+            taken.append((run.candidate, run.round))
+        assert taken == [("b", 2), ("c", 2), ("a", 2)]
+        first = board.take(["a", "b", "c"], 3)
+        assert first is not None and (first.candidate, first.round) == ("a", 1)
+
     def test_results_stay_and_failures_are_not_run_again(self, storage, name):
         board = ConfirmationBoard(storage, name)
         first, second = board.take(["a", "b"], 1), board.take(["a", "b"], 1)

@@ -106,6 +106,33 @@ def test_long_steps_are_timed_twice_unless_more_seconds_are_wanted(
     assert [item.steady_s for item in found] == [(2.0,) * timed[0], (0.5,) * timed[1]]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_steady_steps_are_taken_in_turns_and_visits_before_them(no_memory, is_shared):
+    from tuner.trial.measure import measure_shapes
+    from tuner.trial.turns import Turns
+
+    engine = NotingEngine({LARGE: 15.0, SMALL: 10.0})
+
+    class Noted(Turns):
+        are_shared = is_shared
+
+        def take(self):
+            engine.calls.append("take")
+
+        def pass_on(self):
+            engine.calls.append("pass on")
+
+    batches = batches_of(LARGE, SMALL)
+    found = measure_shapes(engine, batches, 2, lambda _: None, turns=Noted(None))
+    visits = [LARGE] * 3 + [SMALL] * 3
+    # Two calls are not typical; the third counts unless others have not stepped meanwhile.
+    num_passes = 2 if is_shared else 1
+    in_turns = ["pass on", LARGE, "pass on", SMALL] * num_passes
+    assert engine.calls == [*visits, "take", *in_turns]
+    assert [len(item.steady_s) for item in found] == [2, 2]
+    assert [len(item.settling_s) for item in found] == [2 if is_shared else 1] * 2
+
+
 def test_a_loss_that_is_no_number_ends_it_and_what_is_known_is_told(no_memory):
     from tuner.trial.measure import DivergedError, measure_shapes
 

@@ -18,7 +18,7 @@ def test_the_watched_process_does_not_count_and_another_does():
         busy = subprocess.Popen([sys.executable, "-c", SPIN])
         idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2.5)"])
         while busy.poll() is None or idle.poll() is None:
-            others.look((busy if counts is watched_cores else idle).pid)
+            others.look(((busy if counts is watched_cores else idle).pid,))
             time.sleep(0.05)
         counts.append(others.cores())
     # The spinning takes a core for 1.5 of some 2.6 s, or its share where the machine is busy.

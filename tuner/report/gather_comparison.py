@@ -15,7 +15,8 @@ from tuner.report.speed_up import (
 )
 from tuner.report.study import describe_config
 from tuner.study.baselines import baseline_names
-from tuner.study.confirm import Confirmation, Round, name_of
+from tuner.study.confirm import Confirmation, name_of
+from tuner.study.confirm_round import Round
 from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.study.result import StudyResult
 from tuner.study.setup import StudySetup

@@ -1,80 +1,42 @@
-"""Confirmation: the best few and the baselines measured again, whole, interleaved, repeated.
+"""Confirmation: the best few and the baselines measured again, whole, side by side, repeated.
 
 Every measurement is a fresh process that compiles every shape of the plan and steps at each; its
-run seconds come from its own measurements alone. Rounds are interleaved, so that a machine that
-slows down slows all candidates down. Several tuners share the rounds of one study.
+run seconds come from its own measurements alone. In a round the processes of all candidates step
+in turn (confirm_turns.py), so that a machine that slows down slows all of them down. Several
+tuners share the rounds of one study.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from tuner.batching.grouping import Shape
-from tuner.simulate.cost_book import CostBook
-from tuner.simulate.estimate import estimate_run
-from tuner.simulate.measurement import CostKey, ProcessMeasurement, ShapeMeasurement
-from tuner.simulate.to_measure import largest_first
+from tuner.simulate.measurement import CostKey, ProcessMeasurement
 from tuner.study.choose import choose_best, is_feasible, simplicity
+from tuner.study.confirm_round import Round, met_shapes, timed_steps
+from tuner.study.confirm_turns import Task, TaskWatch, may_step_in_turn, measure_together
 from tuner.study.kinds import kind_of
-from tuner.study.outcome import NumberedOutcome, Outcome
+from tuner.study.outcome import NumberedOutcome
+from tuner.study.proposal import ConfirmationRun
 from tuner.study.setup import StudySetup
-from tuner.study.unit import TIMED_STEPS
 from tuner.study.verdict import Candidate, Verdict, judge
-from tuner.trial.folder import TrialFolder
-from tuner.trial.record import TrialSpec
 from tuner.trial.runner import TrialRunner
 
 if TYPE_CHECKING:
     from tuner.study.optuna_board import ConfirmationBoard
-    from tuner.study.proposal import ConfirmationRun
 
-BEAT_S = 1.0
-"""Between two signs of life."""
+ROUND_IN_TIME = 0.8
+"""Share of a round that must fit in what is left of the time: its length is an estimate."""
 
 NUM_BEST = 3
 """Proposals that are confirmed at most, the baselines aside."""
 CALLS_BEFORE_STEADY = 5
 """Of a shape in a trial, about: to foretell how long a round takes."""
-MANY_SHAPES = 12
-FEW_TIMED_STEPS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One measurement of one candidate.
-
-    Attributes:
-        candidate: Its name.
-        number: Of the round, from 1.
-        status: As in TrialResult.
-        reason: Why it failed; empty if it did not.
-        run_s: Seconds of the planned run by this process's measurements; 0 if it failed.
-        compile_s: Of that, all compiles.
-        real_tokens_per_s: Real tokens of the run over run_s; 0 if it failed.
-        shapes: All that were measured.
-        peak_bytes: Largest memory of the process.
-        wall_s: Wall seconds of the process.
-        other_cores: Cores that other programs took meanwhile, on average.
-    """
-
-    candidate: str
-    number: int
-    status: str
-    reason: str = ""
-    run_s: float = 0.0
-    compile_s: float = 0.0
-    real_tokens_per_s: float = 0.0
-    shapes: tuple[ShapeMeasurement, ...] = ()
-    peak_bytes: int = 0
-    wall_s: float = 0.0
-    other_cores: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,38 +107,35 @@ def name_of(item: NumberedOutcome) -> str:
 
 
 def expected_seconds(outcomes: Sequence[NumberedOutcome], rounds: int, timed_s: float) -> float:
-    """About how long a confirmation takes: every shape compiles and steps a few times.
+    """About how long a confirmation takes.
 
     Args:
         outcomes: Of all trials.
         rounds: >= 0.
         timed_s: Seconds of steady steps of each candidate in a round, at least.
     """
+    return rounds * round_seconds(choose_candidates(outcomes), timed_s)
+
+
+def round_seconds(candidates: Mapping[str, NumberedOutcome], timed_s: float) -> float:
+    """About how long a round takes: every shape compiles and steps a few times.
+
+    Args:
+        candidates: Name -> what is confirmed.
+        timed_s: Seconds of steady steps of each, at least.
+    """
     one_round_s = 0.0
-    for item in choose_candidates(outcomes).values():
+    for item in candidates.values():
         outcome = item.outcome
         assert outcome.estimate is not None and outcome.figures is not None
         steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
         running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
         mean_step_s = running_s / outcome.config.train.epochs / steps
-        num_shapes = len(_met_shapes(outcome))
-        steady_s = max(timed_s, _timed_steps(outcome) * num_shapes * mean_step_s)
+        num_shapes = len(met_shapes(outcome))
+        steady_s = max(timed_s, timed_steps(outcome) * num_shapes * mean_step_s)
         one_round_s += outcome.estimate.estimated_compile_s + steady_s
         one_round_s += CALLS_BEFORE_STEADY * num_shapes * mean_step_s
-    return rounds * one_round_s
-
-
-def _met_shapes(outcome: Outcome) -> tuple[Shape, ...]:
-    """The shapes of a planned config that an epoch meets, the largest first."""
-    assert outcome.figures is not None
-    return largest_first([shape for shape, count in outcome.figures.shape_counts.items() if count])
-
-
-def _timed_steps(outcome: Outcome) -> int:
-    """Steady steps of each shape: few where a dynamic graph has many, whose errors even out."""
-    is_dynamic = outcome.config.graph.mode == "dynamic"
-    has_many = is_dynamic and len(_met_shapes(outcome)) > MANY_SHAPES
-    return FEW_TIMED_STEPS if has_many else TIMED_STEPS
+    return one_round_s
 
 
 def run_confirmation(
@@ -197,100 +156,65 @@ def run_confirmation(
         candidates: As `choose_candidates` gives them.
         on_notice: Told what runs.
     """
-    while not is_late(setup):
+    while True:
         rounds = _rounds(board)
         standing = _standing(candidates, rounds)
-        taken = board.take(list(standing), setup.confirm_rounds)
-        if taken is None:
+        in_turn = may_step_in_turn(setup, [item.outcome for item in standing.values()])
+        if is_late(setup, ROUND_IN_TIME * round_seconds(standing, setup.timed_s) * in_turn):
             break
-        done = len(rounds)
+        taken = _take(board, list(standing), setup.confirm_rounds, whole_round=in_turn)
+        if not taken:
+            break
         num_out = sum(item.candidate not in standing for item in rounds)
         total = num_out + len(standing) * setup.confirm_rounds
-        on_notice(f"confirming ({done + 1} of {total}): {taken.candidate}, round {taken.round}")
-        measured = _measure(setup, runner, board, candidates[taken.candidate].outcome, taken)
-        board.put(taken.number, measured.real_tokens_per_s or None, _to_plain(measured))
+        numbers = itertools.count(len(rounds) + 1)
+        texts = {
+            run: f"confirming ({next(numbers)} of {total}): {run.candidate}, round {run.round}"
+            for run in taken
+        }
+        _measure(setup, runner, board, standing, texts, on_notice)
     return read_confirmation(board, candidates, setup.confirm_rounds)
+
+
+def _take(
+    board: ConfirmationBoard, names: Sequence[str], rounds: int, *, whole_round: bool
+) -> list[ConfirmationRun]:
+    """The next run that nobody has taken, or all of its round; none if there is none left."""
+    first = board.take(names, rounds)
+    taken = [first] if first else []
+    while taken and whole_round:
+        another = board.take(names, rounds, taken[0].round)
+        if another is None:
+            break
+        taken.append(another)
+    return taken
 
 
 def _measure(
     setup: StudySetup,
     runner: TrialRunner,
     board: ConfirmationBoard,
-    outcome: Outcome,
-    taken: ConfirmationRun,
-) -> Round:
-    """In a thread, so that signs of life go on meanwhile."""
-    folder = setup.folder.confirmation(taken.number)
-    place = (taken.candidate, taken.round)
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(measure_whole, setup, runner, outcome, folder, place)
-        try:
-            while not wait([future], timeout=BEAT_S).done:
-                board.beat(taken.number)
-        except BaseException:
-            # The pool waits for its thread: without this, for the whole measurement.
-            runner.stop()
-            raise
-        return future.result()
+    candidates: Mapping[str, NumberedOutcome],
+    texts: Mapping[ConfirmationRun, str],
+    on_notice: Callable[[str], None],
+) -> None:
+    """Measure runs that this tuner has taken, and what is said when each begins."""
+    watch = TaskWatch(
+        on_start=lambda run: on_notice(texts[run]),
+        on_end=lambda run, measured: _put(board, run, measured),
+        beat=lambda run: board.beat(run.number),
+    )
+    tasks = [Task(taken=run, outcome=candidates[run.candidate].outcome) for run in texts]
+    measure_together(setup, runner, tasks, watch)
+
+
+def _put(board: ConfirmationBoard, run: ConfirmationRun, measured: Round) -> None:
+    board.put(run.number, measured.real_tokens_per_s or None, _to_plain(measured))
 
 
 def is_late(setup: StudySetup, reserve_s: float = 0.0) -> bool:
     """Whether the time of the whole study is up, but for a reserve."""
     return setup.deadline_s is not None and time.monotonic() + reserve_s > setup.deadline_s
-
-
-def measure_whole(
-    setup: StudySetup,
-    runner: TrialRunner,
-    outcome: Outcome,
-    folder: TrialFolder,
-    place: tuple[str, int],
-) -> Round:
-    """Measure every shape of a plan in one process; whatever goes wrong is a value.
-
-    Args:
-        setup: Limits.
-        runner: Runs it.
-        outcome: Of a config that was planned.
-        folder: For its files.
-        place: Name and round.
-    """
-    assert outcome.figures is not None
-    key = CostKey.of(outcome.config, setup.installation.device)
-    spec = TrialSpec(
-        config=outcome.config,
-        lengths_file=str(setup.folder.lengths.absolute()),
-        shapes=_met_shapes(outcome),
-        timed_steps=_timed_steps(outcome),
-        timed_s=setup.timed_s,
-        time_limit_s=setup.time_limit_s,
-        memory_limit_bytes=setup.memory_limit_bytes,
-    )
-    result = runner.run(spec, folder)
-    name, number = place
-    measured = Round(
-        candidate=name,
-        number=number,
-        status=result.status,
-        reason=result.reason,
-        shapes=result.shapes,
-        peak_bytes=result.peak_bytes,
-        wall_s=result.wall_s,
-        other_cores=result.other_cores,
-    )
-    if result.status != "ok":
-        return measured
-    process = ProcessMeasurement(
-        key=key, shapes=result.shapes, update=result.update, base_bytes=0, peak_bytes=0
-    )
-    costs = CostBook([process]).known(key)
-    estimate = estimate_run(outcome.figures, outcome.config.train.epochs, costs)
-    return dataclasses.replace(
-        measured,
-        run_s=estimate.estimated_run_s,
-        compile_s=estimate.estimated_compile_s,
-        real_tokens_per_s=estimate.estimated_real_tokens_per_s,
-    )
 
 
 def read_confirmation(

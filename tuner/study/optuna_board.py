@@ -62,12 +62,15 @@ class ConfirmationBoard:
         self._beats = Beats()
 
     @with_storage_errors
-    def take(self, candidates: Sequence[str], rounds: int) -> ConfirmationRun | None:
+    def take(
+        self, candidates: Sequence[str], rounds: int, only_round: int | None = None
+    ) -> ConfirmationRun | None:
         """Take the next run that nobody has done or is doing; runs of dead processes count as new.
 
         Args:
             candidates: Names that mean the same in all processes.
             rounds: Runs of each.
+            only_round: A run of this round, from 1; None: of the first that has one.
 
         Returns:
             None if there is nothing to take; others may still be `running`.
@@ -75,7 +78,7 @@ class ConfirmationBoard:
         for dead in dead_trials(self._ledger.study, self._own):
             give_up(self._ledger.study, dead)
         for run in _interleaved(candidates, rounds):
-            if self._holders(run):
+            if only_round not in (None, run[1]) or self._holders(run):
                 continue
             owner = this_process()
             entry = {CANDIDATE_KEY: run[0], ROUND_KEY: run[1], OWNER_KEY: owner}

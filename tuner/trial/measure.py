@@ -17,7 +17,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tuner.batching.grouping import Shape
 from tuner.batching.plan import EpochPlan, PlannedBatch
@@ -27,6 +27,7 @@ from tuner.simulate.measurement import ShapeMeasurement, UpdateMeasurement
 from tuner.train.device import CPU, Device, memory_bytes
 from tuner.train.engine import Engine
 from tuner.train.loader import Batch, read_batches
+from tuner.trial.turns import Turns
 
 UNTYPICAL_CALLS = 2
 """Of a graph on a device that does not search."""
@@ -69,6 +70,7 @@ def measure_shapes(
     timed_steps: int,
     on_measured: Callable[[ShapeMeasurement], None],
     timed_s: float = 0.0,
+    turns: Turns | None = None,
 ) -> tuple[ShapeMeasurement, ...]:
     """Time every batch's shape.
 
@@ -86,6 +88,8 @@ def measure_shapes(
             again when all of its steps are timed.
         timed_s: Seconds of steady steps of all shapes together, at least; for them all shapes
             are stepped at as often.
+        turns: Steady steps are taken in these, and of the visits none counts as steady; the last
+            turn is not given up.
 
     Raises:
         DivergedError: a loss that is not a number.
@@ -94,19 +98,28 @@ def measure_shapes(
     for timing in timings:
         timing.visit()
         on_measured(timing.measurement())
-    waiting = timings
-    while waiting := [timing for timing in waiting if not timing.is_enough]:
-        for timing in waiting:
-            timing.time_step()
-    total_s = sum(sum(timing.steady_s) for timing in timings)
-    while timings and total_s < timed_s:
+    turns = turns or Turns(None)
+    if turns.are_shared:
+        # The visits were not in turn: the machine may have been another one then.
         for timing in timings:
-            timing.time_step()
-            total_s += timing.last_s
+            timing.begin_anew()
+    turns.take()
+    for timing in _due(timings, timed_s):
+        turns.pass_on()
+        timing.time_step()
     measured = tuple(timing.measurement() for timing in timings)
     for item in measured:
         on_measured(item)
     return measured
+
+
+def _due(timings: Sequence[_Timing], timed_s: float) -> Iterator[_Timing]:
+    """What to step at next, until all have been timed enough; a step follows each."""
+    waiting = timings
+    while waiting := [timing for timing in waiting if not timing.is_enough]:
+        yield from waiting
+    while timings and sum(sum(timing.steady_s) for timing in timings) < timed_s:
+        yield from timings
 
 
 def calls_before_steady(device: Device, num_cores: int, *, is_new_graph: bool = True) -> int:
@@ -169,15 +182,14 @@ class _Timing:
         self._memory_bytes = memory_bytes(device)
         self._added_bytes = max(0, self._memory_bytes - bytes_before)
 
+    def begin_anew(self) -> None:
+        """Count no call so far as steady."""
+        self._untypical = len(self._seconds)
+
     @property
     def steady_s(self) -> list[float]:
         """Seconds of the steady steps so far."""
         return self._seconds[self._untypical :]
-
-    @property
-    def last_s(self) -> float:
-        """Seconds of the last call."""
-        return self._seconds[-1]
 
     @property
     def is_enough(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 
 import psutil
 
@@ -13,22 +14,32 @@ IDLE = ("idle", "iowait", "steal", "guest", "guest_nice")
 
 
 class OtherWork:
-    """Counts the CPU seconds of the whole machine less those of a process and of this one."""
+    """Counts the CPU seconds of the whole machine less those of this process and its trials."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._machine_s = _busy_s()
         self._own_s = _own_s()
-        self._child_s = 0.0
+        self._first_s: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
 
-    def look(self, pid: int) -> None:
-        """Note what a process has used so far; call it while it lives, the last time counts."""
-        self._child_s = max(self._child_s, _process_s(pid))
+    def look(self, pids: Iterable[int]) -> None:
+        """Note what trials have used so far; call it while they live, the last time counts.
+
+        Args:
+            pids: Of all trials of this process that live; what one has used before it is seen for
+                the first time is not of this time.
+        """
+        for pid in pids:
+            used_s = _process_s(pid)
+            self._first_s.setdefault(pid, used_s)
+            self._last_s[pid] = max(self._last_s.get(pid, used_s), used_s)
 
     def cores(self) -> float:
         """Cores that others took on average since the start, >= 0."""
         passed_s = max(1e-3, time.monotonic() - self._started)
-        used_s = self._child_s + _own_s() - self._own_s
+        trials_s = sum(self._last_s.values()) - sum(self._first_s.values())
+        used_s = trials_s + _own_s() - self._own_s
         return max(0.0, (_busy_s() - self._machine_s - used_s) / passed_s)
 
 

@@ -36,6 +36,8 @@ class TrialSpec:
         memory_limit_bytes: Resident set of its process at most, > 0.
         device_id: Of several devices the one to run on.
         timed_s: Seconds of steady steps of all shapes together, at least, >= 0.
+        turns_file: Steps are timed in turn with other processes that have this file (turns.py);
+            None: one after the other.
     """
 
     config: TrainConfig
@@ -46,6 +48,7 @@ class TrialSpec:
     memory_limit_bytes: int
     device_id: int = 0
     timed_s: float = 0.0
+    turns_file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

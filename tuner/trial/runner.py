@@ -100,6 +100,7 @@ class ProcessRunner:
         self._command = tuple(command)
         self._deviation_command = tuple(deviation_command)
         self._stopped = threading.Event()
+        self._alive: set[int] = set()
 
     def run(
         self, spec: TrialSpec, folder: TrialFolder, on_measured: OnMeasured = go_on
@@ -111,7 +112,7 @@ class ProcessRunner:
         started = time.monotonic()
         progress = _Progress(folder, on_measured)
         watched = _watch(
-            [*self._command, str(folder.path)], folder, spec, self._must_end(progress)
+            [*self._command, str(folder.path)], folder, spec, self._must_end(progress), self._alive
         )
         return _classify(watched, folder, spec, time.monotonic() - started)
 
@@ -122,7 +123,7 @@ class ProcessRunner:
         folder.spec.write_text(to_json(spec), encoding="utf-8")
         started = time.monotonic()
         command = [*self._deviation_command, str(folder.path)]
-        watched = _watch(command, folder, spec, self._stopped.is_set)
+        watched = _watch(command, folder, spec, self._stopped.is_set, self._alive)
         death = _cause_of_death(watched, folder, spec)
         return read_deviation_result(folder, spec, death, time.monotonic() - started)
 
@@ -217,8 +218,13 @@ class _Watched:
 
 
 def _watch(
-    command: Sequence[str], folder: TrialFolder, spec: Limits, must_end: Callable[[], bool]
+    command: Sequence[str],
+    folder: TrialFolder,
+    spec: Limits,
+    must_end: Callable[[], bool],
+    alive: set[int],
 ) -> _Watched:
+    """Run to its end; `alive` holds the processes of all trials of this runner meanwhile."""
     with folder.stdout.open("wb") as stdout, folder.stderr.open("wb") as stderr:
         # Its own session: Ctrl-C reaches the tuner alone, which then ends the whole group.
         process = subprocess.Popen(
@@ -229,13 +235,17 @@ def _watch(
             env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
+        alive.add(process.pid)
         try:
             others = OtherWork()
-            watched = _poll(process, spec, must_end, others)
+            # It has used nothing when it starts.
+            others.look((process.pid,))
+            watched = _poll(process, spec, must_end, others, alive)
             watched.other_cores = others.cores()
             return watched
         finally:
             _end_group(process)
+            alive.discard(process.pid)
 
 
 def _poll(
@@ -243,13 +253,15 @@ def _poll(
     spec: Limits,
     must_end: Callable[[], bool],
     others: OtherWork,
+    alive: set[int],
 ) -> _Watched:
     deadline = time.monotonic() + spec.time_limit_s
     peak_bytes = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return _Watched(process.wait(timeout=POLL_S), peak_bytes, None)
-        others.look(process.pid)
+            # Of many trials each is looked at the less often, and all together as often as one.
+            return _Watched(process.wait(timeout=POLL_S * len(alive)), peak_bytes, None)
+        others.look(tuple(alive))
         memory_bytes = _tree_memory_bytes(process.pid)
         peak_bytes = max(peak_bytes, memory_bytes)
         if memory_bytes > spec.memory_limit_bytes:

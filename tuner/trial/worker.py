@@ -50,6 +50,7 @@ from tuner.trial.record import (
     to_json,
 )
 from tuner.trial.runner import PARENT_VARIABLE
+from tuner.trial.turns import Turns
 
 
 def main(arguments: list[str]) -> int:
@@ -121,7 +122,9 @@ def _measure(folder: TrialFolder) -> TrialResult:
             file.write(to_json(measurement) + "\n")
             file.flush()
 
-        measured = measure_shapes(engine, batches, spec.timed_steps, keep, spec.timed_s)
+        turns = Turns(Path(spec.turns_file) if spec.turns_file else None)
+        measured = measure_shapes(engine, batches, spec.timed_steps, keep, spec.timed_s, turns)
+    # In the last turn, which ends with the process.
     update = measure_update(engine, config.optimizer.learning_rate, spec.timed_steps)
     return TrialResult(
         status="ok",

@@ -1,0 +1,156 @@
+"""A round of a confirmation: the candidates' processes live side by side and step in turn.
+
+A machine that others share is faster and slower for seconds or minutes on end. One after the
+other, candidates of a round meet different speeds, and a lead of a few percent is lost in it: over
+three rounds of a minute each the run seconds of one plan scattered by 10 to 20 %. So each process
+starts and visits its shapes while the others wait, and then all take turns of a few seconds.
+
+Where memory does not hold all processes, and on an NPU, of which each process reserves most of the
+memory, the runs of a round follow each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from tuner.simulate.measurement import ShapeMeasurement
+from tuner.study.confirm_round import InTurn, Round, measure_whole, met_shapes
+from tuner.study.outcome import Outcome
+from tuner.study.proposal import ConfirmationRun
+from tuner.study.setup import StudySetup
+from tuner.trial.runner import TrialRunner
+from tuner.trial.turns import Turns
+
+BEAT_S = 1.0
+"""Between two signs of life."""
+
+LOOK_S = 0.1
+"""Between two looks whether a process has visited its shapes."""
+
+MEMORY_SHARE = 0.8
+"""Of the limit that all processes together may be expected to take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A run that this tuner has taken, and what it measures."""
+
+    taken: ConfirmationRun
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskWatch:
+    """Who is told about tasks.
+
+    Attributes:
+        on_start: Before the process of a run starts.
+        on_end: What a run measured, as soon as its process has ended.
+        beat: Told once a second at least of every run that has not ended.
+    """
+
+    on_start: Callable[[ConfirmationRun], None]
+    on_end: Callable[[ConfirmationRun, Round], None]
+    beat: Callable[[ConfirmationRun], object]
+
+
+def may_step_in_turn(setup: StudySetup, outcomes: Collection[Outcome]) -> bool:
+    """Whether the processes of these may live side by side.
+
+    Args:
+        setup: Device and limits.
+        outcomes: Of planned configs.
+    """
+    together = sum(outcome.expected_peak_bytes for outcome in outcomes)
+    fits = together <= MEMORY_SHARE * setup.memory_limit_bytes
+    return setup.installation.device == "CPU" and fits
+
+
+def measure_together(
+    setup: StudySetup,
+    runner: TrialRunner,
+    tasks: Sequence[Task],
+    watch: TaskWatch,
+) -> None:
+    """Measure every task in a process of its own; if they are several they step in turn.
+
+    Args:
+        setup: Limits.
+        runner: Runs them, in threads, so that signs of life go on meanwhile.
+        tasks: At least one.
+        watch: Told what happens, from this thread.
+    """
+    in_turn = None
+    if len(tasks) > 1:
+        setup.folder.confirmations.mkdir(parents=True, exist_ok=True)
+        in_turn = InTurn(file=setup.folder.turns, num_processes=len(tasks))
+    # Nobody steps before all have visited their shapes.
+    gate = Turns(in_turn.file if in_turn else None)
+    gate.take()
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        living: dict[ConfirmationRun, Future[Round] | None] = {task.taken: None for task in tasks}
+        try:
+            for task in tasks:
+                watch.on_start(task.taken)
+                visited = _Visited(len(met_shapes(task.outcome)))
+                future = pool.submit(_measure, setup, runner, task, in_turn, visited.look)
+                living[task.taken] = future
+                while not (visited.event.wait(LOOK_S) or future.done()):
+                    _tell(living, watch)
+                _tell(living, watch)
+            gate.give_up()
+            while living:
+                futures = [future for future in living.values() if future]
+                wait(futures, timeout=BEAT_S, return_when=FIRST_COMPLETED)
+                _tell(living, watch)
+        except BaseException:
+            # The pool waits for its threads: without this, for all measurements.
+            runner.stop()
+            raise
+        finally:
+            gate.close()
+
+
+def _tell(living: dict[ConfirmationRun, Future[Round] | None], watch: TaskWatch) -> None:
+    """Tell who lives or will; what has ended is told and taken out."""
+    for run, future in list(living.items()):
+        watch.beat(run)
+        if future is not None and future.done():
+            watch.on_end(run, future.result())
+            del living[run]
+
+
+class _Visited:
+    """Whether a process has visited all of its shapes."""
+
+    def __init__(self, num_shapes: int) -> None:
+        self._num_shapes = num_shapes
+        self.event = threading.Event()
+
+    def look(self, shapes: tuple[ShapeMeasurement, ...]) -> bool:
+        """Told what is measured; never ends the process."""
+        if len(shapes) >= self._num_shapes:
+            self.event.set()
+        return False
+
+
+def _measure(
+    setup: StudySetup,
+    runner: TrialRunner,
+    task: Task,
+    in_turn: InTurn | None,
+    on_measured: Callable[[tuple[ShapeMeasurement, ...]], bool],
+) -> Round:
+    taken = task.taken
+    return measure_whole(
+        setup,
+        runner,
+        task.outcome,
+        setup.folder.confirmation(taken.number),
+        (taken.candidate, taken.round),
+        in_turn=in_turn,
+        on_measured=on_measured,
+    )
