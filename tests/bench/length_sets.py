@@ -42,10 +42,10 @@ def azure_tokens() -> IntArray:
 
 
 @cache
-def mix_tokens() -> IntArray:
-    """10,162 rows of chat, pairs, instructions and documents, cut to 512 GPT-2 tokens."""
+def mix_tokens(max_length: int = MIX_LONGEST_TOKENS) -> IntArray:
+    """10,162 rows of chat, pairs, instructions and documents, cut to so many GPT-2 tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        file = write_mix(Path(folder) / "mix.mindrecord", MIX_LONGEST_TOKENS)
+        file = write_mix(Path(folder) / "mix.mindrecord", max_length)
         return scan_lengths(open_mindrecord(str(file))).tokens.astype(np.int64)
 
 
