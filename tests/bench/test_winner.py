@@ -23,7 +23,7 @@ from tuner.simulate.cost_book import median_of
 from tuner.simulate.estimate import zero_padding_run_s
 from tuner.simulate.measurement import CostKey
 from tuner.study.baselines import PAD_TO_LONGEST, TEN_QUANTILES
-from tuner.study.confirm_round import Round, measure_whole
+from tuner.study.confirm_round import Round, Task, measure_whole
 from tuner.train.warmup import shapes_in_order
 from tuner.trial.folder import TrialFolder
 from tuner.trial.runner import ProcessRunner
@@ -154,7 +154,8 @@ def one_round(tuned: Tuned, name: str, place: Path) -> Round:
     assert tuned.result.confirmation is not None
     outcome = tuned.result.confirmation.candidates[name].outcome
     runner = ProcessRunner()
-    measured = measure_whole(tuned.setup, runner, outcome, TrialFolder(place), (name, 0))
+    task = Task(candidate=name, number=0, outcome=outcome, folder=TrialFolder(place))
+    measured = measure_whole(tuned.setup, runner, task)
     runner.stop()
     assert measured.status == "ok", measured.reason
     return measured

@@ -51,11 +51,11 @@ LARGE, SMALL = (2, 40), (8, 8)
 
 
 def test_all_are_visited_and_then_timed_in_turn(no_memory):
-    from tuner.trial.measure import measure_shapes
+    from tuner.trial.measure import Steady, measure_shapes
 
     engine = NotingEngine({LARGE: 15.0, SMALL: 10.0})
     told = []
-    found = measure_shapes(engine, batches_of(LARGE, SMALL), 3, told.append)
+    found = measure_shapes(engine, batches_of(LARGE, SMALL), Steady(steps=3), told.append)
     # By hand: two calls of a new graph are not typical, the third is the first of three steps.
     assert engine.calls == [LARGE] * 3 + [SMALL] * 3 + [LARGE, SMALL] * 2
     assert [item.shape for item in told] == [LARGE, SMALL, LARGE, SMALL]
@@ -67,10 +67,10 @@ def test_all_are_visited_and_then_timed_in_turn(no_memory):
 
 
 def test_of_one_graph_only_the_first_shape_compiles(no_memory):
-    from tuner.trial.measure import measure_shapes
+    from tuner.trial.measure import Steady, measure_shapes
 
     engine = NotingEngine({LARGE: 15.0, SMALL: 10.0}, is_one_graph=True)
-    found = measure_shapes(engine, batches_of(LARGE, SMALL), 2, lambda _: None)
+    found = measure_shapes(engine, batches_of(LARGE, SMALL), Steady(steps=2), lambda _: None)
     assert [item.has_compiled for item in found] == [True, False]
 
 
@@ -102,13 +102,14 @@ def test_long_steps_are_timed_twice_unless_more_seconds_are_wanted(
     engine.run_step = run_step
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
     batches = batches_of(LARGE, SMALL)
-    found = measure.measure_shapes(engine, batches, timed_steps, lambda _: None, timed_s)
+    steady = measure.Steady(steps=timed_steps, seconds=timed_s)
+    found = measure.measure_shapes(engine, batches, steady, lambda _: None)
     assert [item.steady_s for item in found] == [(2.0,) * timed[0], (0.5,) * timed[1]]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_steady_steps_are_taken_in_turns_and_visits_before_them(no_memory, is_shared):
-    from tuner.trial.measure import measure_shapes
+    from tuner.trial.measure import Steady, measure_shapes
     from tuner.trial.turns import Turns
 
     engine = NotingEngine({LARGE: 15.0, SMALL: 10.0})
@@ -123,7 +124,7 @@ def test_steady_steps_are_taken_in_turns_and_visits_before_them(no_memory, is_sh
             engine.calls.append("pass on")
 
     batches = batches_of(LARGE, SMALL)
-    found = measure_shapes(engine, batches, 2, lambda _: None, turns=Noted(None))
+    found = measure_shapes(engine, batches, Steady(steps=2, turns=Noted(None)), lambda _: None)
     visits = [LARGE] * 3 + [SMALL] * 3
     # Two calls are not typical; the third counts unless others have not stepped meanwhile.
     num_passes = 2 if is_shared else 1
@@ -134,11 +135,11 @@ def test_steady_steps_are_taken_in_turns_and_visits_before_them(no_memory, is_sh
 
 
 def test_a_loss_that_is_no_number_ends_it_and_what_is_known_is_told(no_memory):
-    from tuner.trial.measure import DivergedError, measure_shapes
+    from tuner.trial.measure import DivergedError, Steady, measure_shapes
 
     told = []
     engine = NotingEngine({LARGE: 15.0, SMALL: float("nan")})
     with pytest.raises(DivergedError, match="the loss at B=8 L=8 is nan"):
-        measure_shapes(engine, batches_of(LARGE, SMALL), 3, told.append)
+        measure_shapes(engine, batches_of(LARGE, SMALL), Steady(steps=3), told.append)
     assert [item.shape for item in told] == [LARGE]
     assert engine.calls[-1] == SMALL and engine.calls.count(SMALL) == 1

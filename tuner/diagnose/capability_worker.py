@@ -16,7 +16,7 @@ from tuner.train.engine import Engine
 from tuner.train.loader import Batch
 from tuner.trial import worker
 from tuner.trial.folder import TrialFolder
-from tuner.trial.measure import measure_shapes, measure_update
+from tuner.trial.measure import Steady, measure_shapes, measure_update
 from tuner.trial.record import TrialResult, TrialSpec, parse_json, to_json
 from tuner.trial.worker import end_with_parent, failure_of
 
@@ -41,7 +41,7 @@ def _measure(spec: TrialSpec) -> TrialResult:
     engine = Engine(spec.config, device, max(length for _, length in spec.shapes))
     base_bytes = memory_bytes(device)
     batches = [Batch.full(shape, spec.config) for shape in spec.shapes]
-    shapes = measure_shapes(engine, batches, spec.timed_steps, _keep_nothing)
+    shapes = measure_shapes(engine, batches, Steady(steps=spec.timed_steps), _keep_nothing)
     return TrialResult(
         status="ok",
         shapes=shapes,

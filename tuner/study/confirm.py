@@ -8,6 +8,7 @@ tuners share the rounds of one study.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,10 @@ from pydantic import TypeAdapter
 
 from tuner.simulate.measurement import CostKey, ProcessMeasurement
 from tuner.study.choose import choose_best, is_feasible, simplicity
-from tuner.study.confirm_round import Round, met_shapes, timed_steps
-from tuner.study.confirm_turns import Task, TaskWatch, may_step_in_turn, measure_together
+from tuner.study.confirm_round import Round, Task, met_shapes, timed_steps
+from tuner.study.confirm_turns import TaskWatch, may_step_in_turn, measure_together
 from tuner.study.kinds import kind_of
-from tuner.study.outcome import NumberedOutcome
+from tuner.study.outcome import NumberedOutcome, Outcome
 from tuner.study.proposal import ConfirmationRun
 from tuner.study.setup import StudySetup
 from tuner.study.verdict import Candidate, Verdict, judge
@@ -172,7 +173,13 @@ def run_confirmation(
             run: f"confirming ({next(numbers)} of {total}): {run.candidate}, round {run.round}"
             for run in taken
         }
-        _measure(setup, runner, board, standing, texts, on_notice)
+        tasks = {run: _task_of(setup, run, standing[run.candidate].outcome) for run in taken}
+        watch = TaskWatch(
+            on_start=functools.partial(_announce, on_notice, texts),
+            on_end=functools.partial(_put, board),
+            beat=lambda run: board.beat(run.number),
+        )
+        measure_together(setup, runner, tasks, watch)
     return read_confirmation(board, candidates, setup.confirm_rounds)
 
 
@@ -190,22 +197,15 @@ def _take(
     return taken
 
 
-def _measure(
-    setup: StudySetup,
-    runner: TrialRunner,
-    board: ConfirmationBoard,
-    candidates: Mapping[str, NumberedOutcome],
-    texts: Mapping[ConfirmationRun, str],
-    on_notice: Callable[[str], None],
+def _task_of(setup: StudySetup, run: ConfirmationRun, outcome: Outcome) -> Task:
+    folder = setup.folder.confirmation(run.number)
+    return Task(candidate=run.candidate, number=run.round, outcome=outcome, folder=folder)
+
+
+def _announce(
+    on_notice: Callable[[str], None], texts: Mapping[ConfirmationRun, str], run: ConfirmationRun
 ) -> None:
-    """Measure runs that this tuner has taken, and what is said when each begins."""
-    watch = TaskWatch(
-        on_start=lambda run: on_notice(texts[run]),
-        on_end=lambda run, measured: _put(board, run, measured),
-        beat=lambda run: board.beat(run.number),
-    )
-    tasks = [Task(taken=run, outcome=candidates[run.candidate].outcome) for run in texts]
-    measure_together(setup, runner, tasks, watch)
+    on_notice(texts[run])
 
 
 def _put(board: ConfirmationBoard, run: ConfirmationRun, measured: Round) -> None:

@@ -54,6 +54,23 @@ class Round:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a process of a round measures.
+
+    Attributes:
+        candidate: Its name.
+        number: Of the round, from 1.
+        outcome: Of a config that was planned.
+        folder: For its files.
+    """
+
+    candidate: str
+    number: int
+    outcome: Outcome
+    folder: TrialFolder
+
+
+@dataclass(frozen=True, kw_only=True)
 class InTurn:
     """Processes that step in turn.
 
@@ -82,10 +99,7 @@ def timed_steps(outcome: Outcome) -> int:
 def measure_whole(
     setup: StudySetup,
     runner: TrialRunner,
-    outcome: Outcome,
-    folder: TrialFolder,
-    place: tuple[str, int],
-    *,
+    task: Task,
     in_turn: InTurn | None = None,
     on_measured: OnMeasured = go_on,
 ) -> Round:
@@ -94,12 +108,11 @@ def measure_whole(
     Args:
         setup: Limits.
         runner: Runs it.
-        outcome: Of a config that was planned.
-        folder: For its files.
-        place: Name and round.
+        task: What is measured.
         in_turn: It steps in turn with others, and waits for them; None: alone.
         on_measured: Told what is measured, as of a trial.
     """
+    outcome = task.outcome
     assert outcome.figures is not None
     key = CostKey.of(outcome.config, setup.installation.device)
     spec = TrialSpec(
@@ -112,11 +125,10 @@ def measure_whole(
         memory_limit_bytes=setup.memory_limit_bytes,
         turns_file=str(in_turn.file.absolute()) if in_turn else None,
     )
-    result = runner.run(spec, folder, on_measured)
-    name, number = place
+    result = runner.run(spec, task.folder, on_measured)
     measured = Round(
-        candidate=name,
-        number=number,
+        candidate=task.candidate,
+        number=task.number,
         status=result.status,
         reason=result.reason,
         shapes=result.shapes,

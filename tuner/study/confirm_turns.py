@@ -12,12 +12,14 @@ memory, the runs of a round follow each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tuner.simulate.measurement import ShapeMeasurement
-from tuner.study.confirm_round import InTurn, Round, measure_whole, met_shapes
+from tuner.study.confirm_round import InTurn, Round, Task, measure_whole, met_shapes
 from tuner.study.outcome import Outcome
 from tuner.study.proposal import ConfirmationRun
 from tuner.study.setup import StudySetup
@@ -32,14 +34,6 @@ LOOK_S = 0.1
 
 MEMORY_SHARE = 0.8
 """Of the limit that all processes together may be expected to take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A run that this tuner has taken, and what it measures."""
-
-    taken: ConfirmationRun
-    outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +66,7 @@ def may_step_in_turn(setup: StudySetup, outcomes: Collection[Outcome]) -> bool:
 def measure_together(
     setup: StudySetup,
     runner: TrialRunner,
-    tasks: Sequence[Task],
+    tasks: Mapping[ConfirmationRun, Task],
     watch: TaskWatch,
 ) -> None:
     """Measure every task in a process of its own; if they are several they step in turn.
@@ -80,24 +74,33 @@ def measure_together(
     Args:
         setup: Limits.
         runner: Runs them, in threads, so that signs of life go on meanwhile.
-        tasks: At least one.
+        tasks: What each run measures; at least one.
         watch: Told what happens, from this thread.
     """
-    in_turn = None
-    if len(tasks) > 1:
-        setup.folder.confirmations.mkdir(parents=True, exist_ok=True)
-        in_turn = InTurn(file=setup.folder.turns, num_processes=len(tasks))
+    # Not in the study's folder, which may be on a network where files have no locks.
+    with TemporaryDirectory(prefix="varseq-turns-") as folder:
+        in_turn = InTurn(file=Path(folder) / "turns", num_processes=len(tasks))
+        _measure_in_turn(setup, runner, tasks, watch, in_turn if len(tasks) > 1 else None)
+
+
+def _measure_in_turn(
+    setup: StudySetup,
+    runner: TrialRunner,
+    tasks: Mapping[ConfirmationRun, Task],
+    watch: TaskWatch,
+    in_turn: InTurn | None,
+) -> None:
     # Nobody steps before all have visited their shapes.
     gate = Turns(in_turn.file if in_turn else None)
     gate.take()
     with ThreadPoolExecutor(len(tasks)) as pool:
-        living: dict[ConfirmationRun, Future[Round] | None] = {task.taken: None for task in tasks}
+        living: dict[ConfirmationRun, Future[Round] | None] = dict.fromkeys(tasks)
         try:
-            for task in tasks:
-                watch.on_start(task.taken)
+            for run, task in tasks.items():
+                watch.on_start(run)
                 visited = _Visited(len(met_shapes(task.outcome)))
-                future = pool.submit(_measure, setup, runner, task, in_turn, visited.look)
-                living[task.taken] = future
+                future = pool.submit(measure_whole, setup, runner, task, in_turn, visited.look)
+                living[run] = future
                 while not (visited.event.wait(LOOK_S) or future.done()):
                     _tell(living, watch)
                 _tell(living, watch)
@@ -135,22 +138,3 @@ class _Visited:
         if len(shapes) >= self._num_shapes:
             self.event.set()
         return False
-
-
-def _measure(
-    setup: StudySetup,
-    runner: TrialRunner,
-    task: Task,
-    in_turn: InTurn | None,
-    on_measured: Callable[[tuple[ShapeMeasurement, ...]], bool],
-) -> Round:
-    taken = task.taken
-    return measure_whole(
-        setup,
-        runner,
-        task.outcome,
-        setup.folder.confirmation(taken.number),
-        (taken.candidate, taken.round),
-        in_turn=in_turn,
-        on_measured=on_measured,
-    )

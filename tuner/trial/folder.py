@@ -106,11 +106,6 @@ class StudyFolder:
         return TrialFolder(self.confirmations / f"{number:04d}")
 
     @property
-    def turns(self) -> Path:
-        """Whose lock is the turn of the processes of a round."""
-        return self.confirmations / "turns"
-
-    @property
     def confirmations(self) -> Path:
         """Parent of the folders of the confirmation's rounds."""
         return self.path / "confirmation"

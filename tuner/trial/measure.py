@@ -18,6 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tuner.batching.grouping import Shape
 from tuner.batching.plan import EpochPlan, PlannedBatch
@@ -64,47 +65,57 @@ def read_one_batch_each(
     return [batches.get(shape) or Batch.full(shape, config) for shape in shapes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """Which steady steps are timed.
+
+    Attributes:
+        steps: Of each shape at most, >= 2; fewer where they are long, more where `seconds` asks
+            for them.
+        seconds: Of all shapes together, at least; for them all shapes are stepped at as often.
+        turns: They are taken in these, and of the visits none counts as steady; the last turn is
+            not given up. None: nobody else takes turns.
+    """
+
+    steps: int
+    seconds: float = 0.0
+    turns: Turns | None = None
+
+
 def measure_shapes(
     engine: Engine,
     batches: Iterable[Batch],
-    timed_steps: int,
+    steady: Steady,
     on_measured: Callable[[ShapeMeasurement], None],
-    timed_s: float = 0.0,
-    turns: Turns | None = None,
 ) -> tuple[ShapeMeasurement, ...]:
     """Time every batch's shape.
 
     Steps of one shape that follow each other are disturbed alike, by whatever else the machine
     does in that second. So every shape is visited and timed once, and then all of them in turn,
     as a run meets them. A machine that others share is faster and slower for seconds on end: over
-    `timed_s` that evens out.
+    `steady.seconds` that evens out.
 
     Args:
         engine: Fresh.
         batches: One of each shape, largest first.
-        timed_steps: Steady steps of each at most, >= 2; fewer where they are long, more where
-            timed_s asks for them.
+        steady: What is timed.
         on_measured: Told of every shape after its visit, so that a later failure keeps it, and
             again when all of its steps are timed.
-        timed_s: Seconds of steady steps of all shapes together, at least; for them all shapes
-            are stepped at as often.
-        turns: Steady steps are taken in these, and of the visits none counts as steady; the last
-            turn is not given up.
 
     Raises:
         DivergedError: a loss that is not a number.
     """
-    timings = [_Timing(engine, batch, timed_steps) for batch in batches]
+    timings = [_Timing(engine, batch, steady.steps) for batch in batches]
     for timing in timings:
         timing.visit()
         on_measured(timing.measurement())
-    turns = turns or Turns(None)
+    turns = steady.turns or Turns(None)
     if turns.are_shared:
         # The visits were not in turn: the machine may have been another one then.
         for timing in timings:
             timing.begin_anew()
     turns.take()
-    for timing in _due(timings, timed_s):
+    for timing in _due(timings, steady.seconds):
         turns.pass_on()
         timing.time_step()
     measured = tuple(timing.measurement() for timing in timings)

@@ -36,6 +36,7 @@ from tuner.train.engine import Engine
 from tuner.trial.folder import TrialFolder
 from tuner.trial.measure import (
     DivergedError,
+    Steady,
     measure_shapes,
     measure_update,
     read_one_batch_each,
@@ -123,7 +124,8 @@ def _measure(folder: TrialFolder) -> TrialResult:
             file.flush()
 
         turns = Turns(Path(spec.turns_file) if spec.turns_file else None)
-        measured = measure_shapes(engine, batches, spec.timed_steps, keep, spec.timed_s, turns)
+        steady = Steady(steps=spec.timed_steps, seconds=spec.timed_s, turns=turns)
+        measured = measure_shapes(engine, batches, steady, keep)
     # In the last turn, which ends with the process.
     update = measure_update(engine, config.optimizer.learning_rate, spec.timed_steps)
     return TrialResult(
