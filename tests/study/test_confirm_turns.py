@@ -16,6 +16,7 @@ from study_case import make_setup, make_space
 from tuner.study.confirm import choose_candidates, run_confirmation
 from tuner.study.confirm_turns import may_step_in_turn
 from tuner.study.optuna_board import ConfirmationBoard
+from tuner.study.unit import TIMED_STEPS
 from tuner.trial.fake import FakeRunner
 from tuner.trial.runner import go_on
 from tuner.trial.turns import Turns
@@ -110,6 +111,21 @@ def test_the_time_limit_is_of_all_whose_turns_one_waits_for(setup, candidates):
     assert len(files) == ROUNDS and not any(Path(file).parent.exists() for file in files)
     for spec in runner.specs:
         assert spec.time_limit_s == setup.time_limit_s * len(candidates)
+
+
+def test_turns_are_the_longer_the_more_there_is_to_step(setup, candidates):
+    """By hand: of four steady steps of each shape, and of 3 s at least."""
+    runner = SteppingRunner()
+    confirm(dataclasses.replace(setup, confirm_s=3.0), runner, candidates)
+    wanted_s = {}
+    for item in candidates.values():
+        config, counts = item.outcome.config, item.outcome.figures.shape_counts
+        steps_s = item.outcome.estimate.estimated_run_s - item.outcome.estimate.estimated_compile_s
+        mean_s = steps_s / config.train.epochs / sum(counts.values())
+        wanted_s[config] = max(3.0, TIMED_STEPS * sum(map(bool, counts.values())) * mean_s)
+    longest_s = max(wanted_s.values())
+    for spec in runner.specs:
+        assert spec.turn_s == pytest.approx(max(0.5, 3.0 * wanted_s[spec.config] / longest_s))
 
 
 def test_a_failure_holds_nobody_up(setup, candidates):

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from tuner.simulate.measurement import CostKey, ProcessMeasurement
 from tuner.study.choose import choose_best, is_feasible, simplicity
-from tuner.study.confirm_round import Round, Task, met_shapes, timed_steps
+from tuner.study.confirm_round import Round, Task, mean_step_s, met_shapes, steady_seconds
 from tuner.study.confirm_turns import TaskWatch, may_step_in_turn, measure_together
 from tuner.study.kinds import kind_of
 from tuner.study.outcome import NumberedOutcome, Outcome
@@ -128,14 +128,9 @@ def round_seconds(candidates: Mapping[str, NumberedOutcome], timed_s: float) -> 
     one_round_s = 0.0
     for item in candidates.values():
         outcome = item.outcome
-        assert outcome.estimate is not None and outcome.figures is not None
-        steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
-        running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
-        mean_step_s = running_s / outcome.config.train.epochs / steps
-        num_shapes = len(met_shapes(outcome))
-        steady_s = max(timed_s, timed_steps(outcome) * num_shapes * mean_step_s)
-        one_round_s += outcome.estimate.estimated_compile_s + steady_s
-        one_round_s += CALLS_BEFORE_STEADY * num_shapes * mean_step_s
+        assert outcome.estimate is not None
+        one_round_s += outcome.estimate.estimated_compile_s + steady_seconds(outcome, timed_s)
+        one_round_s += CALLS_BEFORE_STEADY * len(met_shapes(outcome)) * mean_step_s(outcome)
     return one_round_s
 
 

@@ -77,10 +77,12 @@ class InTurn:
     Attributes:
         file: Whose lock is the turn.
         num_processes: That share it, >= 1.
+        turn_s: Seconds of this one's turns, at least, > 0.
     """
 
     file: Path
     num_processes: int
+    turn_s: float
 
 
 def met_shapes(outcome: Outcome) -> tuple[Shape, ...]:
@@ -94,6 +96,25 @@ def timed_steps(outcome: Outcome) -> int:
     is_dynamic = outcome.config.graph.mode == "dynamic"
     has_many = is_dynamic and len(met_shapes(outcome)) > MANY_SHAPES
     return FEW_TIMED_STEPS if has_many else TIMED_STEPS
+
+
+def mean_step_s(outcome: Outcome) -> float:
+    """Estimated seconds of a step of a planned config, on average over an epoch."""
+    assert outcome.estimate is not None and outcome.figures is not None
+    steps = max(1.0, float(sum(outcome.figures.shape_counts.values())))
+    running_s = outcome.estimate.estimated_run_s - outcome.estimate.estimated_compile_s
+    return running_s / outcome.config.train.epochs / steps
+
+
+def steady_seconds(outcome: Outcome, timed_s: float) -> float:
+    """About how long the steady steps of a round take.
+
+    Args:
+        outcome: Of a planned config.
+        timed_s: That are wanted at least.
+    """
+    steps_s = timed_steps(outcome) * len(met_shapes(outcome)) * mean_step_s(outcome)
+    return max(timed_s, steps_s)
 
 
 def measure_whole(
@@ -121,10 +142,17 @@ def measure_whole(
         shapes=met_shapes(outcome),
         timed_steps=timed_steps(outcome),
         timed_s=setup.timed_s,
-        time_limit_s=setup.time_limit_s * (in_turn.num_processes if in_turn else 1),
+        time_limit_s=setup.time_limit_s,
         memory_limit_bytes=setup.memory_limit_bytes,
-        turns_file=str(in_turn.file.absolute()) if in_turn else None,
     )
+    if in_turn is not None:
+        spec = dataclasses.replace(
+            spec,
+            # Its own time, and that of all for whom it waits.
+            time_limit_s=in_turn.num_processes * setup.time_limit_s,
+            turns_file=str(in_turn.file.absolute()),
+            turn_s=in_turn.turn_s,
+        )
     result = runner.run(spec, task.folder, on_measured)
     measured = Round(
         candidate=task.candidate,

@@ -3,7 +3,8 @@
 A machine that others share is faster and slower for seconds or minutes on end. One after the
 other, candidates of a round meet different speeds, and a lead of a few percent is lost in it: over
 three rounds of a minute each the run seconds of one plan scattered by 10 to 20 %. So each process
-starts and visits its shapes while the others wait, and then all take turns of a few seconds.
+starts and visits its shapes while the others wait, and then all take turns of a few seconds, the
+longer the more one has to step.
 
 Where memory does not hold all processes, and on an NPU, of which each process reserves most of the
 memory, the runs of a round follow each other.
@@ -19,7 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tuner.simulate.measurement import ShapeMeasurement
-from tuner.study.confirm_round import InTurn, Round, Task, measure_whole, met_shapes
+from tuner.study.confirm_round import (
+    InTurn,
+    Round,
+    Task,
+    measure_whole,
+    met_shapes,
+    steady_seconds,
+)
 from tuner.study.outcome import Outcome
 from tuner.study.proposal import ConfirmationRun
 from tuner.study.setup import StudySetup
@@ -31,6 +39,12 @@ BEAT_S = 1.0
 
 LOOK_S = 0.1
 """Between two looks whether a process has visited its shapes."""
+
+LONGEST_TURN_S = 3.0
+"""Of the one that has the most to step: some ten steps; the machine hardly changes meanwhile."""
+
+LEAST_TURN_S = 0.5
+"""A step or two: what a process finds cold at the start of a turn is then little of it."""
 
 MEMORY_SHARE = 0.8
 """Of the limit that all processes together may be expected to take."""
@@ -79,27 +93,33 @@ def measure_together(
     """
     # Not in the study's folder, which may be on a network where files have no locks.
     with TemporaryDirectory(prefix="varseq-turns-") as folder:
-        in_turn = InTurn(file=Path(folder) / "turns", num_processes=len(tasks))
-        _measure_in_turn(setup, runner, tasks, watch, in_turn if len(tasks) > 1 else None)
+        file = Path(folder) / "turns" if len(tasks) > 1 else None
+        # Nobody steps before all have visited their shapes.
+        gate = Turns(file)
+        gate.take()
+        try:
+            _measure_all(setup, runner, tasks, watch, gate)
+        finally:
+            gate.close()
 
 
-def _measure_in_turn(
+def _measure_all(
     setup: StudySetup,
     runner: TrialRunner,
     tasks: Mapping[ConfirmationRun, Task],
     watch: TaskWatch,
-    in_turn: InTurn | None,
+    gate: Turns,
 ) -> None:
-    # Nobody steps before all have visited their shapes.
-    gate = Turns(in_turn.file if in_turn else None)
-    gate.take()
+    turns = _turns_of(tasks, setup.timed_s, gate.file)
     with ThreadPoolExecutor(len(tasks)) as pool:
         living: dict[ConfirmationRun, Future[Round] | None] = dict.fromkeys(tasks)
         try:
             for run, task in tasks.items():
                 watch.on_start(run)
                 visited = _Visited(len(met_shapes(task.outcome)))
-                future = pool.submit(measure_whole, setup, runner, task, in_turn, visited.look)
+                future = pool.submit(
+                    measure_whole, setup, runner, task, turns.get(run), visited.look
+                )
                 living[run] = future
                 while not (visited.event.wait(LOOK_S) or future.done()):
                     _tell(living, watch)
@@ -112,9 +132,26 @@ def _measure_in_turn(
         except BaseException:
             # The pool waits for its threads: without this, for all measurements.
             runner.stop()
+            gate.give_up()
             raise
-        finally:
-            gate.close()
+
+
+def _turns_of(
+    tasks: Mapping[ConfirmationRun, Task], timed_s: float, file: Path | None
+) -> dict[ConfirmationRun, InTurn]:
+    """Turns in proportion to what each has to step, so that all are through at about one time."""
+    if file is None:
+        return {}
+    steady_s = {run: steady_seconds(task.outcome, timed_s) for run, task in tasks.items()}
+    longest_s = max(steady_s.values())
+    return {
+        run: InTurn(
+            file=file,
+            num_processes=len(tasks),
+            turn_s=max(LEAST_TURN_S, LONGEST_TURN_S * seconds / longest_s),
+        )
+        for run, seconds in steady_s.items()
+    }
 
 
 def _tell(living: dict[ConfirmationRun, Future[Round] | None], watch: TaskWatch) -> None:

@@ -38,6 +38,7 @@ class TrialSpec:
         timed_s: Seconds of steady steps of all shapes together, at least, >= 0.
         turns_file: Steps are timed in turn with other processes that have this file (turns.py);
             None: one after the other.
+        turn_s: Seconds of its turns there, at least, > 0.
     """
 
     config: TrainConfig
@@ -49,6 +50,7 @@ class TrialSpec:
     device_id: int = 0
     timed_s: float = 0.0
     turns_file: str | None = None
+    turn_s: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

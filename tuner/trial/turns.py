@@ -12,9 +12,6 @@ import os
 import time
 from pathlib import Path
 
-TURN_S = 3.0
-"""Some ten steps: what a process finds cold at the start of a turn is then little of it."""
-
 LET_OTHERS_S = 0.02
 """Before one asks again: the kernel wakes those that wait, the longest waiting first."""
 
@@ -22,13 +19,14 @@ LET_OTHERS_S = 0.02
 class Turns:
     """One process's turns, or, without a file, a single one that never ends."""
 
-    def __init__(self, file: Path | None, turn_s: float = TURN_S) -> None:
+    def __init__(self, file: Path | None, turn_s: float = 1.0) -> None:
         """Open the file; it is made where it is not there.
 
         Args:
             file: Whose lock is the turn; None: nobody else takes turns.
             turn_s: Seconds of a turn, at least; it ends with the step that runs then.
         """
+        self.file = file
         self._file = None if file is None else os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         self._turn_s = turn_s
         self._taken = 0.0

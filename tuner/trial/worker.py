@@ -123,7 +123,7 @@ def _measure(folder: TrialFolder) -> TrialResult:
             file.write(to_json(measurement) + "\n")
             file.flush()
 
-        turns = Turns(Path(spec.turns_file) if spec.turns_file else None)
+        turns = Turns(Path(spec.turns_file) if spec.turns_file else None, spec.turn_s)
         steady = Steady(steps=spec.timed_steps, seconds=spec.timed_s, turns=turns)
         measured = measure_shapes(engine, batches, steady, keep)
     # In the last turn, which ends with the process.
