@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.batching.align import align_length
-from tuner.batching.bucket_time import RunCost
-from tuner.batching.grouping import IntArray, spread_rows
+from tuner.batching.bucket_time import BucketTime, RunCost
+from tuner.batching.grouping import IntArray
 from tuner.batching.packed import pack_counts
 from tuner.config.schema import BatchingConfig
 
@@ -86,16 +86,11 @@ def packed_run_s(
     batching: BatchingConfig,
     cost: RunCost,
 ) -> float:
-    """Seconds of a run of packed rows: whole steps of all epochs, and a compile a shape in use."""
+    """Seconds of a run of packed rows: all steps, and a compile of each shape in use."""
     packed = pack_counts(lengths, counts, row_lengths)
-    seconds = 0.0
-    for length, num_rows in zip(row_lengths, packed.num_rows.tolist(), strict=True):
-        if num_rows:
-            size = spread_rows(num_rows, length, batching, cost.world_size)
-            num_steps = -(-num_rows // (size * cost.world_size))
-            seconds += cost.epochs * num_steps * cost.step_s((size, length))
-            seconds += cost.compile_s((size, length))
-    return seconds
+    used = np.flatnonzero(packed.num_rows)
+    time = BucketTime(np.array(row_lengths)[used], batching, cost)
+    return float(time.bucket_s(packed.num_rows[used], np.arange(len(used))).sum())
 
 
 def _candidates(longest: int, batching: BatchingConfig) -> list[int]:
