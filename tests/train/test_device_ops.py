@@ -74,9 +74,21 @@ def assert_equal(got, wanted, tolerance=2e-5):
         np.testing.assert_allclose(gradient, wanted_gradient, rtol=tolerance, atol=tolerance)
 
 
+class MixOfGroups(nn.Cell):
+    """The full-size mix, with the mask that the plain one takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = full_size_ops.FullSizeMix(ms.float32)
+
+    def construct(self, q_BKSH, k_BKTH, v_BKTH, mask_BKGTT):
+        B, K, S, _ = q_BKSH.shape
+        return self.mix(q_BKSH, k_BKTH, v_BKTH, mask_BKGTT.reshape(B, K, S, k_BKTH.shape[2]))
+
+
 CASES = {
     "mix": (
-        functools.partial(full_size_ops.FullSizeMix, ms.float32),
+        MixOfGroups,
         functools.partial(plain_ops.Mix, ms.float32),
         # Two query heads to a key head: S = 2 T.
         [(2, 3, 10, 4), (2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 2, 5, 5)],
@@ -121,7 +133,7 @@ def test_the_mix_is_that_of_numpy():
     wanted = [dscores @ k, dscores.transpose(0, 2, 1) @ q, shares.transpose(0, 2, 1) @ outer]
     mask = np.tile(hidden, (1, 2, 1, 1, 1))
     inputs = [array[None] for array in (q, k, v)]
-    for mix in (full_size_ops.FullSizeMix(ms.float32), plain_ops.Mix(ms.float32)):
+    for mix in (MixOfGroups(), plain_ops.Mix(ms.float32)):
         output, gradients = run(mix, outer[None], *inputs, mask)
         got = (output[0], [gradient[0] for gradient in gradients[:3]])
         assert_equal(got, (shares @ v, wanted))
@@ -172,7 +184,7 @@ def test_rotation_turns_pairs_as_complex_numbers():
 @pytest.mark.parametrize("is_dynamic", [False, True])
 @pytest.mark.parametrize("slices", [False, True])
 def test_heads_are_moved_and_moved_back(slices, is_dynamic):
-    to_heads, from_heads = ToHeads(3, 4), FromHeads()
+    to_heads, from_heads = ToHeads(3, 4), FromHeads(3)
     to_heads.slices = from_heads.slices = slices
     x, weights = drawn(2, 5, 12), drawn(2, 3, 5, 4)
     moved = x.reshape(2, 5, 3, 4).transpose(0, 2, 1, 3)
@@ -204,7 +216,7 @@ def test_the_device_decides(monkeypatch):
             device_ops.gate_of_device(),
             device_ops.sum_of_device(),
         )
-        moves = (Spread().copies, ToHeads(1, 1).slices, FromHeads().slices)
+        moves = (Spread().copies, ToHeads(1, 1).slices, FromHeads(1).slices)
         chosen[name] = (moves, {type(cell).__module__ for cell in cells})
     assert chosen == {
         "CPU": ((True,) * 3, {full_size_ops.__name__}),

@@ -36,9 +36,9 @@ class Attention(nn.Cell):
         self.head_size = config.size_of_head
         self.heads_width = self.num_heads * self.head_size
         self.scale = self.head_size**-0.5
-        # Flash attention multiplies the scores: queries are scaled once, here or there.
-        self.scales_queries = not is_flash
         self.is_rotary = config.positions == "rotary"
+        # Flash attention multiplies the scores, and rotary angles of queries hold the scale.
+        self.scales_queries = not is_flash and not self.is_rotary
         self.has_qk_norm = config.qk_norm
         if self.has_qk_norm:
             self.q_norm = RMSNorm(self.head_size, config.norm_eps, dtypes.norms)
@@ -46,7 +46,7 @@ class Attention(nn.Cell):
         self._add_projections(config, dtypes)
         self.to_heads = ToHeads(self.num_heads, self.head_size)
         self.to_kv_heads = ToHeads(self.num_kv_heads, self.head_size)
-        self.from_heads = FromHeads()
+        self.from_heads = FromHeads(self.num_heads)
         self.rotation = rotation_of_device(self.head_size)
         self.mix = FlashMix(config) if is_flash else mix_of_device(dtypes.softmax)
 
@@ -84,8 +84,9 @@ class Attention(nn.Cell):
             B: Rows.
             T: Tokens of each.
             angles: Cosine and sine of the rotary angles, for queries and for keys, as the
-                device's rotation takes them; of rope's dtype.
-            mask: Added to the scores, broadcasts to [B, K, G, T, T]; 0, or where hidden the masked
+                device's rotation takes them; of rope's dtype. Those for queries times the scale
+                of the scores, but for flash attention.
+            mask: Added to the scores, as the device's mix takes it; 0, or where hidden the masked
                 score of softmax's dtype. Of flash attention as `FlashMask` makes it.
         """
         H, N, K = self.head_size, self.num_heads, self.num_kv_heads

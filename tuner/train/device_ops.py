@@ -21,6 +21,7 @@ from mindspore import Tensor, nn, ops
 
 from tuner.train.full_size_ops import (
     TILE,
+    FullSizeFromHeads,
     FullSizeGate,
     FullSizeHead,
     FullSizeMix,
@@ -72,16 +73,21 @@ class ToHeads(nn.Cell):
 
 
 class FromHeads(nn.Cell):
-    """[B, N, T, H] to [B, T, N * H]."""
+    """[B, N, T, H] to [B, T, N * H].
 
-    def __init__(self) -> None:
+    Args:
+        num_heads: N.
+    """
+
+    def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.slices = needs_full_sizes()
+        self.by_slices = FullSizeFromHeads(num_heads)
 
     def construct(self, x: Tensor) -> Tensor:
         """Of any dtype."""
         if self.slices:
-            return ops.cat(ops.unstack(x, 1), -1)
+            return self.by_slices(x)
         B, N, T, H = x.shape
         return x.transpose(0, 2, 1, 3).reshape(B, T, N * H)
 

@@ -24,6 +24,7 @@ MATMUL_OF_COLUMNS = ops.MatMul(transpose_a=True)
 PRODUCTS = ops.BatchMatMul()
 PRODUCTS_OF_ROWS = ops.BatchMatMul(transpose_b=True)
 PRODUCTS_OF_COLUMNS = ops.BatchMatMul(transpose_a=True)
+STACK_AS_HEADS = ops.Stack(1)
 SUM_BY_ROW = ops.UnsortedSegmentSum()
 
 
@@ -86,11 +87,11 @@ class FullSizeMix(nn.Cell):
         super().__init__()
         self.with_weights = _MixAndWeights(softmax_dtype)
 
-    def construct(self, q_BKSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask: Tensor) -> Tensor:
-        """As `Mix`."""
-        B, K, S, _ = q_BKSH.shape
-        mask = mask.reshape(B, K, S, k_BKTH.shape[2])
-        return self.with_weights(q_BKSH, k_BKTH, v_BKTH, mask)[0]
+    def construct(
+        self, q_BKSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask_BKST: Tensor
+    ) -> Tensor:
+        """As `Mix`, but for the mask."""
+        return self.with_weights(q_BKSH, k_BKTH, v_BKTH, mask_BKST)[0]
 
 
 class _MixAndWeights(nn.Cell):
@@ -127,10 +128,10 @@ class _MixAndWeights(nn.Cell):
         dtype, softmax_dtype = v_BKTH.dtype, self.softmax_dtype
         B, K, S, H = q_BKSH.shape
         products = (mixed.astype(softmax_dtype) * dmixed.astype(softmax_dtype)).reshape(-1, H)
-        sums_BKS1 = _row_sums(products).reshape(B, K, S, 1).astype(dtype)
+        negative_BKS1 = _negative_row_sums(products).reshape(B, K, S, 1).astype(dtype)
         ones_BKT1 = ops.ones((B, K, k_BKTH.shape[2], 1), dtype)
         shifted = PRODUCTS_OF_ROWS(
-            ops.cat((dmixed, -sums_BKS1), -1), ops.cat((v_BKTH, ones_BKT1), -1)
+            ops.cat((dmixed, negative_BKS1), -1), ops.cat((v_BKTH, ones_BKT1), -1)
         )
         dscores = (weights * shifted.astype(softmax_dtype)).astype(dtype)
         return (
@@ -205,26 +206,59 @@ class FullSizeRotation(nn.Cell):
 
     def __init__(self, head_size: int) -> None:
         super().__init__()
+        self.head_size = head_size
+        self.of_rows = _RotationOfRows(head_size)
+
+    def construct(self, x_BNTH: Tensor, cos_RH: Tensor, sin_RH: Tensor) -> Tensor:
+        """[B, N, T, H] to [R, H]; angles of the size of what comes out, R = B * N * T."""
+        return self.of_rows(x_BNTH.reshape(-1, self.head_size), cos_RH, sin_RH)
+
+
+class _RotationOfRows(nn.Cell):
+    """The rotation. The reshape before it has a backward of two kernels outside, five inside."""
+
+    def __init__(self, head_size: int) -> None:
+        super().__init__()
         half = head_size // 2
         crossing = np.zeros((head_size, head_size))
         crossing[half:, :half] = -np.eye(half)
         crossing[:half, half:] = np.eye(half)
         self.crossing_HH = Tensor(crossing, ms.float32)
-        self.head_size = head_size
 
-    def construct(self, x_BNTH: Tensor, cos_RH: Tensor, sin_RH: Tensor) -> Tensor:
-        """[B, N, T, H] to [R, H]; angles of the size of what comes out, R = B * N * T."""
-        x_RH = x_BNTH.reshape(-1, self.head_size)
+    def construct(self, x_RH: Tensor, cos_RH: Tensor, sin_RH: Tensor) -> Tensor:
         crossing_HH = self.crossing_HH.astype(x_RH.dtype)
         return x_RH * cos_RH + MATMUL(x_RH, crossing_HH) * sin_RH
 
     def bprop(
-        self, x_BNTH: Tensor, cos_RH: Tensor, sin_RH: Tensor, out: Tensor, dout: Tensor
+        self, x_RH: Tensor, cos_RH: Tensor, sin_RH: Tensor, out: Tensor, dout: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turns back: the transposed rotation."""
         crossing_HH = self.crossing_HH.astype(dout.dtype)
         dx_RH = dout * cos_RH - MATMUL(dout * sin_RH, crossing_HH)
-        return dx_RH.reshape(x_BNTH.shape), ops.zeros_like(cos_RH), ops.zeros_like(sin_RH)
+        return dx_RH, ops.zeros_like(cos_RH), ops.zeros_like(sin_RH)
+
+
+class FullSizeFromHeads(nn.Cell):
+    """[B, N, T, H] to [B, T, N * H] by slices.
+
+    The backward that MindSpore derives asks for the shape of every slice: in a dynamic graph
+    twelve kernels where these are two.
+
+    Args:
+        num_heads: N.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.split = ops.Split(2, num_heads)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Of any dtype."""
+        return ops.cat(ops.unstack(x, 1), -1)
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        """To heads again."""
+        return (STACK_AS_HEADS(self.split(dout)),)
 
 
 class FullSizeGate(nn.Cell):
@@ -272,6 +306,6 @@ class FullSizeSum(nn.Cell):
         return dout, dout
 
 
-def _row_sums(x_MD: Tensor) -> Tensor:
+def _negative_row_sums(x_MD: Tensor) -> Tensor:
     """Inside a graph: [M, D] to [M, 1]."""
-    return MATMUL(x_MD, ops.ones((x_MD.shape[-1], 1), x_MD.dtype))
+    return MATMUL(x_MD, -ops.ones((x_MD.shape[-1], 1), x_MD.dtype))

@@ -116,6 +116,7 @@ class Decoder(nn.Cell):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_size = config.size_of_head
+        self.scale = config.size_of_head**-0.5
         self.width = config.width
         self.vocab_size = config.vocab_size
         if config.source is None:
@@ -176,15 +177,20 @@ class Decoder(nn.Cell):
             cos = ops.gather(self.cos, packing[1], 0).reshape(B, 1, T, -1)
             sin = ops.gather(self.sin, packing[1], 0).reshape(B, 1, T, -1)
         else:
-            cos = self.spread(self.cos[:T].reshape(1, 1, T, -1), (B, 1, 1, 1))
-            sin = self.spread(self.sin[:T].reshape(1, 1, T, -1), (B, 1, 1, 1))
-        heads = (self.num_heads, self.num_kv_heads)
-        return tuple((self.of_heads(cos, N), self.of_heads(sin, N)) for N in heads)
+            cos, sin = self.cos[:T], self.sin[:T]
+        N, K = self.num_heads, self.num_kv_heads
+        of_keys = self.of_heads(cos, B, K), self.of_heads(sin, B, K)
+        if not self.is_flash:
+            # Here the scale of the scores costs the size of one row, not that of all queries.
+            cos, sin = cos * self.scale, sin * self.scale
+        return (self.of_heads(cos, B, N), self.of_heads(sin, B, N)), of_keys
 
-    def of_heads(self, angles: Tensor, num_heads: int) -> Tensor:
-        """[B, 1, T, H] as the device's rotation of so many heads takes it."""
+    def of_heads(self, angles: Tensor, B: int, num_heads: int) -> Tensor:
+        """[T, H], of packed rows [B, 1, T, H], as the rotation of so many heads takes it."""
         if not self.spread.copies:
             return angles
+        if angles.ndim == 2:
+            return self.spread(angles, (B * num_heads, 1))
         return self.spread(angles, (1, num_heads, 1, 1)).reshape(-1, self.head_size)
 
     def mask(self, B: int, T: int, packing: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
@@ -201,8 +207,9 @@ class Decoder(nn.Cell):
             is_hidden = self.spread(is_hidden, (B, 1, 1, 1, 1))
             is_hidden = ops.logical_or(is_hidden, of_key != of_query)
         mask = is_hidden.astype(self.softmax_dtype) * self.masked_score
-        K = self.num_kv_heads
-        return self.spread(mask, (1 if packing else B, K, self.num_heads // K, 1, 1))
+        K, G = self.num_kv_heads, self.num_heads // self.num_kv_heads
+        mask = self.spread(mask, (1 if packing else B, K, G, 1, 1))
+        return mask.reshape(B, K, G * T, T) if self.spread.copies else mask
 
 
 def _zeros(shape: tuple[int, int], name: str) -> Parameter:
