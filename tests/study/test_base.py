@@ -12,7 +12,13 @@ from strategies import make_config, make_lengths
 
 from tuner.data.mindrecord import MindRecordSet, MindRecordWriter, RowSchema, open_mindrecord
 from tuner.errors import BadInputError
-from tuner.study.base import check_base, describe_fitted, fitted_base, in_tokens_per_update
+from tuner.study.base import (
+    check_base,
+    describe_fitted,
+    fitted_base,
+    in_tokens_per_update,
+    real_tokens_per_update,
+)
 
 ONE_COLUMN = RowSchema(columns={"tokens": {"type": "int32", "shape": [-1]}})
 
@@ -98,6 +104,19 @@ def test_updates_counted_in_steps_become_the_tokens_that_these_hold():
     converted = in_tokens_per_update(base, make_lengths([6] * 10))
     assert (converted.train.tokens_per_update, converted.train.steps_per_update) == (20, 1)
     assert converted.batching == base.batching
+
+
+def test_what_an_update_of_the_base_holds():
+    """Windows of 4, 4 and 2 of 10 batches of 6 tokens; one batch each; two of 30 tokens."""
+    batching = {"batching.strategy": "fixed", "batching.samples_per_batch": 1,
+                "batching.tokens_per_batch": None}  # fmt: skip
+    lengths = make_lengths([6] * 10)
+    for train, held in (
+        ({"train.steps_per_update": 4}, 20),
+        ({}, 6),
+        ({"train.tokens_per_update": 29}, 30),
+    ):
+        assert real_tokens_per_update(make_config({**batching, **train}), lengths) == held
 
 
 def test_updates_counted_in_tokens_or_single_steps_stay_as_they_are():

@@ -24,6 +24,7 @@ from tuner.study.space import (
     first_choices,
     fit_to_device,
     fit_to_model,
+    fit_to_update,
     is_compilable,
     load_space,
     tokens_per_update,
@@ -233,6 +234,42 @@ class TestFittingToTheModel:
     def test_the_built_in_decoder_takes_all(self):
         space = make_space(compute_dtype=["fp32", "fp16"])
         assert fit_to_model(space, ModelConfig(vocab_size=5)) == (space, [])
+
+
+class TestFittingToTheUpdate:
+    """Rows of up to 100 tokens."""
+
+    def base(self, tokens):
+        return make_config({"train.tokens_per_update": tokens})
+
+    def test_batches_that_hold_more_than_an_update_are_left_out(self):
+        space = make_space(longest_rows_per_batch=[2, 4, 8, 16])
+        fitted, (note,) = fit_to_update(space, self.base(500), 100)
+        assert fitted.longest_rows_per_batch == (2, 4)
+        assert fitted.model_copy(update={"longest_rows_per_batch": (2, 4, 8, 16)}) == space
+        assert note == (
+            "longest_rows_per_batch 8, 16 not tried: batches of that many rows of 100 tokens hold "
+            "more than an update, train.tokens_per_update 500"
+        )
+        assert fit_to_update(fitted, self.base(500), 100) == (fitted, [])
+
+    @pytest.mark.parametrize(("tokens", "kept"), [(727, (4,)), (728, (4, 8)), (800, (4, 8))])
+    def test_a_tenth_more_is_let_pass(self, tokens, kept):
+        """8 rows of 100 are 1.1 times 727.3."""
+        space = make_space(longest_rows_per_batch=[4, 8])
+        assert fit_to_update(space, self.base(tokens), 100)[0].longest_rows_per_batch == kept
+
+    def test_the_smallest_stay_and_it_is_said_that_updates_are_larger(self):
+        space = make_space(longest_rows_per_batch=[8, 2])
+        fitted, notes = fit_to_update(space, self.base(150), 100)
+        assert fitted.longest_rows_per_batch == (2,)
+        assert len(notes) == 2
+        assert notes[1].startswith("batches of 2 rows of 100 tokens, the smallest of the space")
+        assert "train.tokens_per_update 150" in notes[1]
+
+    def test_nothing_is_left_out_where_the_config_leaves_the_update_open(self):
+        space = make_space(longest_rows_per_batch=[2, 16])
+        assert fit_to_update(space, make_config(), 100) == (space, [])
 
 
 class TestFittingToTheDevice:

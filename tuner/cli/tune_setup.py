@@ -25,9 +25,17 @@ from tuner.study.base import (
     describe_fitted,
     fitted_base,
     in_tokens_per_update,
+    real_tokens_per_update,
 )
 from tuner.study.setup import StudySetup, cost_identity
-from tuner.study.space import fit_to_device, fit_to_model, load_space
+from tuner.study.space import (
+    SearchSpace,
+    fit_to_device,
+    fit_to_model,
+    fit_to_update,
+    load_space,
+    tokens_per_update,
+)
 from tuner.trial.folder import StudyFolder
 from tuner.trial.limits import parse_memory_limit
 from tuner.trial.record import Installation
@@ -75,8 +83,11 @@ def set_up_study(
     _warn_of_shared_cores(options.jobs, installation, notice)
     model_space, unfit = fit_to_model(space, base.model)
     fitted_space, left_out = fit_to_device(model_space, installation.device)
-    for sentence in (*unfit, *left_out):
+    fitted_space, too_large = fit_to_update(fitted_space, base, data.longest)
+    for sentence in (*unfit, *left_out, *too_large):
         notice(sentence)
+    if options.config is not None:
+        _tell_of_other_updates(base, data, fitted_space, notice)
     return StudySetup(
         base=base,
         has_own_config=options.config is not None,
@@ -180,6 +191,26 @@ def _with_update_size(base: TrainConfig, data: TunedData, notice: Notice) -> Tra
             "every candidate gathers as many (train.tokens_per_update)"
         )
     return converted
+
+
+def _tell_of_other_updates(
+    base: TrainConfig, data: TunedData, space: SearchSpace, notice: Notice
+) -> None:
+    """A config that leaves the size of its updates open has that of its batches."""
+    if base.train.tokens_per_update is not None:
+        return
+    try:
+        own = round(real_tokens_per_update(base, data.lengths))
+    except BadInputError:
+        # As a baseline it meets the same error, which is an outcome there.
+        return
+    common = tokens_per_update(space, base, data.longest)
+    if own < common:
+        notice(
+            f"train.tokens_per_update is not set: an update of the config holds {own:,} real "
+            f"tokens on average, of every candidate {common:,}, what the largest batch of the "
+            f"space holds; --set train.tokens_per_update={own} keeps the updates as they are"
+        )
 
 
 def study_context(setup: StudySetup, notes: tuple[str, ...], command: str) -> StudyContext:

@@ -118,17 +118,28 @@ def in_tokens_per_update(base: TrainConfig, lengths: Lengths) -> TrainConfig:
     steps_per_update = base.train.steps_per_update
     if steps_per_update == 1:
         return base
-    stats = count_plan(
-        plan_batches(lengths, resolve_boundaries(lengths, base)), None, steps_per_update
-    )
     return override_config(
         base,
         {
-            "train.tokens_per_update": max(1, round(stats.real_tokens / stats.num_updates)),
+            "train.tokens_per_update": max(1, round(real_tokens_per_update(base, lengths))),
             "train.steps_per_update": 1,
         },
         source="train.steps_per_update",
     )
+
+
+def real_tokens_per_update(base: TrainConfig, lengths: Lengths) -> float:
+    """What the base's own batches hold on average in an update.
+
+    Raises:
+        BadInputError: the base's own batches cannot be planned.
+    """
+    stats = count_plan(
+        plan_batches(lengths, resolve_boundaries(lengths, base)),
+        base.train.tokens_per_update,
+        base.train.steps_per_update,
+    )
+    return stats.real_tokens / stats.num_updates
 
 
 def _vocabulary(dataset: MindRecordSet, data: DataConfig) -> int:

@@ -113,6 +113,9 @@ def load_space(name_or_path: str) -> SearchSpace:
     return parse_model(SearchSpace, read_yaml(path), source=str(path))
 
 
+LARGEST_OF_UPDATE = 1.1
+"""Tokens of a full batch over those of an update, at most: batches hold some padding too."""
+
 WHOLE_GRAPH_NOTE = (
     "jit_level O2 is tried with static graphs only: it compiles whole graphs and takes no dynamic "
     "shapes; MindSpore has deprecated it since 2.9"
@@ -163,6 +166,40 @@ def fit_to_model(space: SearchSpace, model: ModelConfig) -> tuple[SearchSpace, l
         f"the Cell of {model.factory} chooses its own precision"
     )
     return space.model_copy(update={"compute_dtype": ("fp32",)}), [note]
+
+
+def fit_to_update(
+    space: SearchSpace, base: TrainConfig, longest: int
+) -> tuple[SearchSpace, list[str]]:
+    """The space without batches that hold more than an optimizer update, and the reasons in words.
+
+    A batch is never parted, so that larger ones would train fewer and larger updates than the
+    config asks for. The smallest batches stay in any case.
+
+    Args:
+        space: As written.
+        base: The base config; without tokens_per_update an update is what the largest batch holds.
+        longest: Tokens of the longest row after truncation.
+    """
+    wanted = base.train.tokens_per_update
+    if wanted is None:
+        return space, []
+    rows = space.longest_rows_per_batch
+    most_rows = max(min(rows), LARGEST_OF_UPDATE * wanted / longest)
+    kept = tuple(count for count in rows if count <= most_rows)
+    notes = []
+    if kept != rows:
+        left_out = ", ".join(str(count) for count in rows if count > most_rows)
+        notes.append(
+            f"longest_rows_per_batch {left_out} not tried: batches of that many rows of {longest} "
+            f"tokens hold more than an update, train.tokens_per_update {wanted}"
+        )
+    if min(rows) * longest > LARGEST_OF_UPDATE * wanted:
+        notes.append(
+            f"batches of {min(rows)} rows of {longest} tokens, the smallest of the space, may "
+            f"hold more than train.tokens_per_update {wanted}: updates are larger then"
+        )
+    return space.model_copy(update={"longest_rows_per_batch": kept}), notes
 
 
 def is_compilable(graph_mode: str, jit_level: str) -> bool:
