@@ -17,6 +17,7 @@ from tuner.simulate.cost import (
     fit_cost_model,
     fit_step_cost,
 )
+from tuner.simulate.relative_fit import PRIOR_ERROR
 
 SHAPES = [(32, 64), (16, 128), (8, 256), (4, 512), (2, 1024), (8, 1024), (1, 64)]
 
@@ -159,6 +160,34 @@ def test_one_graph_pays_its_compile_once_and_the_memory_of_every_shape():
     assert model.plan_compile_s(plan) == pytest.approx(
         30.0 + sum(1.5 * seconds_of(shape, known) for shape in plan)
     )
+
+
+def test_visits_that_scatter_cost_their_mean_within_its_error():
+    """60 visits of a tenth of a step, with noise of a fifth of a step: many of them below 0."""
+    rng = np.random.default_rng(7)
+    step_s = {(8, 8 * k): 0.2 + 5e-3 * k for k in range(1, 62)}
+    (first, compiled_s), *others = step_s.items()
+    found, hits = [], 0
+    for _ in range(200):
+        shares = 0.1 + 0.2 * rng.standard_normal(60)
+        assert shares.min() < 0.0
+        visit_s = {
+            shape: share * seconds for (shape, seconds), share in zip(others, shares, strict=True)
+        }
+        model = fit_cost_model(step_s, {first: 6.0 + 0.1 * compiled_s}, "a test", visit_s)
+        found.append(model.compile_per_step_s)
+        hits += abs(found[-1] - 0.1) <= model.compile_error * found[-1]
+        assert model.compile_base_s == pytest.approx(6.0, abs=0.05)
+    assert np.mean(found) == pytest.approx(0.1, rel=0.03)
+    # Twice the error of a mean: 95 %.
+    assert 0.9 <= hits / 200 <= 0.99
+
+
+def test_visits_that_cost_nothing_do_not_make_the_compile_dearer():
+    step_s = {(8, 8): 0.2, (8, 16): 0.3, (8, 24): 0.4}
+    model = fit_cost_model(step_s, {(8, 8): 6.0}, "a test", {(8, 16): -0.3, (8, 24): 0.2})
+    assert (model.compile_per_step_s, model.compile_base_s) == (0.0, 6.0)
+    assert model.compile_error == 2 * PRIOR_ERROR
 
 
 def test_one_graph_that_met_a_single_shape_is_one_graph():

@@ -125,6 +125,19 @@ class TestMeasured:
         expected = 30.0 + sum(seconds_of(shape, KNOWN) for shape in plan) + 3.0
         assert known.compile_s(plan) == pytest.approx(expected)
 
+    def test_visits_that_are_cheaper_than_steps_do_not_pay_for_a_compile(self):
+        """A compile of 30 s, visits of -0.1 and 0.02 s, the update's 3 s."""
+        items = [
+            measure(shape, 1.0 + number, beyond_s, has_compiled=number == 0)
+            for number, (shape, beyond_s) in enumerate(
+                zip(SHAPES, (30.0, -0.1, 0.02, 0.08), strict=False)
+            )
+        ]
+        known = CostBook([process_of(DYNAMIC, items)]).known(DYNAMIC)
+        assert known.model.compile_per_step_s == 0.0
+        assert known.compile_s(SHAPES[:3]) == pytest.approx(30.0 + 3.0)
+        assert known.compile_s([SHAPES[0], *SHAPES[2:4]]) == pytest.approx(30.1 + 3.0)
+
     def test_the_run_cost_is_the_fit_alone(self):
         book = CostBook([measured(STATIC), measured(STATIC, SHAPES[:1], factor=1.5)])
         known = book.known(STATIC)

@@ -27,6 +27,12 @@ def test_first_call_faster_than_a_steady_step_costs_no_compile():
     assert UpdateMeasurement(first_call_s=3.5, update_s=0.5).compile_s == 3.0
 
 
+def test_visits_of_one_graph_are_right_in_sum():
+    """Where nothing is compiled noise makes first calls faster as often as slower."""
+    visits = [measure((8, 64), 2.0, beyond_s, has_compiled=False) for beyond_s in (-0.5, 0.75)]
+    assert [item.compile_s for item in visits] == pytest.approx([-0.5, 0.75])
+
+
 def test_calls_that_are_not_steady_yet_cost_what_they_take_beyond_steady_steps():
     """First call 5 s, then 0.75 and 0.7 s, steady 0.5 s: 4.5 + 0.25 + 0.2."""
     item = dataclasses.replace(measure((8, 64), 0.5, 4.5), settling_s=(0.75, 0.7))

@@ -122,6 +122,30 @@ def test_are_measured_once_over_two_starts(tmp_path):
     assert "packed" not in strategies
 
 
+def test_a_baseline_that_runs_out_of_memory_is_run_with_half_the_budget(tmp_path):
+    """No process may hold more than two rows of the longest; the first one cannot know that."""
+    tokens = skewed_tokens(300, seed=0, longest=500)
+
+    def fails(config):
+        is_large = (config.batching.tokens_per_batch or 0) > 2 * 512
+        return ("oom", "2.00 GB, over the limit of 1.00 GB") if is_large else None
+
+    runner = FakeRunner(COST, fails=fails)
+    result = search(make_setup(tmp_path, tokens, make_space(), trials=1), runner)
+    found = {name: item.outcome for name, item in baselines(result).items() if name in IN_ORDER}
+    assert set(found) == set(IN_ORDER)
+    for outcome in found.values():
+        assert outcome.status == "ok", outcome.reason
+        assert outcome.config.batching.tokens_per_batch == 2 * 512
+    # What does not run with one row either has the reason of that.
+    alone = FakeRunner(COST, fails=lambda config: ("oom", "not even that"))
+    (tmp_path / "none").mkdir()
+    result = search(make_setup(tmp_path / "none", tokens, make_space(), trials=1), alone)
+    failed = baselines(result)[PAD_TO_LONGEST].outcome
+    assert (failed.status, failed.reason) == ("oom", "not even that")
+    assert failed.config.batching.tokens_per_batch == 512
+
+
 def test_a_baseline_too_large_for_memory_takes_a_smaller_token_budget(tmp_path):
     """A process takes 0.5 GB and 50,000 bytes a token of every shape, so 2,048 tokens 0.1 GB."""
     tokens = skewed_tokens(700, seed=0, longest=500)

@@ -73,7 +73,9 @@ class TestEachKind:
             COST,
             fails=lambda config: (status, "9 GB") if config.graph.mode == "static" else None,
         )
-        search(make_setup(tmp_path, HUNDRED_ROWS, SMALL, trials=12), runner)
+        # In a long run static graphs may win, and so are tried.
+        long = {"train.epochs": 300}
+        search(make_setup(tmp_path, HUNDRED_ROWS, SMALL, base=long, trials=12), runner)
         told = [t for t in frozen_trials(tmp_path) if t.params and t.state.is_finished()]
         violated = {"static": set(), "dynamic": set()}
         for trial in told:

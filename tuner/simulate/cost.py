@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.batching.grouping import Shape
-from tuner.simulate.relative_fit import RelativeFit, fit_relative
+from tuner.simulate.relative_fit import PRIOR_ERROR, RelativeFit, fit_relative
 
 LEAST_COMPILE_S = 1e-3
 """A compile of 0 s (from a cache) must not divide."""
@@ -162,19 +162,15 @@ def fit_cost_model(
         compile_s: (B, L) -> seconds beyond a steady step of first calls that compiled, >= 0; may
             be empty.
         source: Where they come from, for people.
-        visit_s: The same of first calls that compiled nothing; None where every shape compiles.
+        visit_s: The same of first calls that compiled nothing, below 0 where noise is larger; None
+            where every shape compiles.
     """
     step = fit_step_cost(step_s)
-    first_calls = [(1.0, step.step_s(shape), seconds) for shape, seconds in compile_s.items()]
-    first_calls += [
-        (0.0, step.step_s(shape), seconds) for shape, seconds in (visit_s or {}).items()
-    ]
-    base_s = per_step_s = error = 0.0
-    if first_calls:
-        table = np.array(first_calls)
-        fit = fit_relative(table[:, :2], np.maximum(table[:, 2], LEAST_COMPILE_S))
-        base_s, per_step_s = fit.coefficients
-        error = 2.0 * fit.relative_error
+    base_s, per_step_s, error = (
+        _fit_compiles(step, compile_s)
+        if visit_s is None
+        else _fit_one_compile(step, compile_s, visit_s)
+    )
     return CostModel(
         step=step,
         compile_base_s=base_s,
@@ -183,6 +179,36 @@ def fit_cost_model(
         is_one_graph=visit_s is not None,
         source=source,
     )
+
+
+def _fit_compiles(step: StepCost, compile_s: Mapping[Shape, float]) -> tuple[float, float, float]:
+    """d, e and the error of graphs that each shape has one of."""
+    if not compile_s:
+        return 0.0, 0.0, 0.0
+    terms = np.array([(1.0, step.step_s(shape)) for shape in compile_s])
+    seconds = np.array(list(compile_s.values()))
+    fit = fit_relative(terms, np.maximum(seconds, LEAST_COMPILE_S))
+    base_s, per_step_s = fit.coefficients
+    return base_s, per_step_s, 2.0 * fit.relative_error
+
+
+def _fit_one_compile(
+    step: StepCost, compile_s: Mapping[Shape, float], visit_s: Mapping[Shape, float]
+) -> tuple[float, float, float]:
+    """d, e and the error of e, of one graph.
+
+    A visit is a small difference of calls that scatter: relative errors of single ones mean
+    nothing, the ratio of their sums does.
+    """
+    steps_s = np.array([step.step_s(shape) for shape in visit_s])
+    visits_s = np.array(list(visit_s.values()))
+    per_step_s, error = 0.0, PRIOR_ERROR
+    if visits_s.sum() > 0.0:
+        per_step_s = float(visits_s.sum() / steps_s.sum())
+        scatter_s = float(np.sqrt(((visits_s - per_step_s * steps_s) ** 2).sum()))
+        error = float(np.hypot(PRIOR_ERROR, scatter_s / visits_s.sum()))
+    bases_s = [seconds - per_step_s * step.step_s(shape) for shape, seconds in compile_s.items()]
+    return max(0.0, float(np.mean(bases_s))) if bases_s else 0.0, per_step_s, 2.0 * error
 
 
 def fit_step_cost(measured: Mapping[Shape, float]) -> StepCost:

@@ -100,14 +100,18 @@ class KnownCosts:
         return self.model.step.half_width_s(shape)
 
     def shape_s(self, shape: Shape) -> float:
-        """Seconds that having the shape costs once: its compile, or its memory."""
+        """Seconds that having the shape costs once: its compile, or the first visit of a graph.
+
+        A measured visit is noise in part, and may be below 0.
+        """
         measured = self.first_calls_s.get(shape)
         return self.model.shape_s(shape) if measured is None else measured
 
     def compile_s(self, shapes: Collection[Shape]) -> float:
         """Seconds that a plan's shapes and the update take once."""
         once_s = self.model.compile_base_s if self.model.is_one_graph else 0.0
-        return once_s + sum(map(self.shape_s, shapes)) + self.update.compile_s
+        # Measured visits of single shapes may be below 0.
+        return once_s + max(0.0, sum(map(self.shape_s, shapes))) + self.update.compile_s
 
     def run_cost(self, epochs: int, world_size: int = 1) -> RunCost:
         """For solving boundaries: the fit alone, since its errors do not favour single shapes."""

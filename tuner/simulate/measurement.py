@@ -52,12 +52,15 @@ class ShapeMeasurement:
 
     @property
     def compile_s(self) -> float:
-        """What the calls before the steady ones took beyond steady steps, seconds, >= 0.
+        """What the calls before the steady ones took beyond steady steps, seconds.
 
-        Nearly all of it is the compile in the first call.
+        Nearly all of it is the compile in the first call, >= 0. Of a shape that compiled nothing
+        it is little more than noise, and below 0 as often as the noise is: cut off at 0 the sum
+        over many shapes would be too high.
         """
         calls_s = (self.first_call_s, *self.settling_s)
-        return max(0.0, sum(calls_s) - len(calls_s) * self.step_s)
+        beyond_s = sum(calls_s) - len(calls_s) * self.step_s
+        return max(0.0, beyond_s) if self.has_compiled else beyond_s
 
 
 @dataclass(frozen=True, kw_only=True)

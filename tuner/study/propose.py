@@ -32,7 +32,7 @@ from tuner.study.precision import SENSITIVITY, low_dtypes
 from tuner.study.proposal import Proposal
 from tuner.study.setup import StudySetup
 from tuner.study.space import Choice, all_choices, tokens_per_update
-from tuner.study.unit import Unit, is_hopeless, partial_estimate, plan_unit, refused
+from tuner.study.unit import Unit, half_budget, is_hopeless, partial_estimate, plan_unit, refused
 from tuner.trial.record import TrialResult
 
 # A sampler that has found its corner proposes what was tried before; after so many in a row a
@@ -176,17 +176,14 @@ class Proposer:
 
         A baseline that cannot run is none to hold against.
         """
-        config = self._baseline(name)
+        config: TrainConfig | None = self._baseline(name)
         while True:
+            assert config is not None
             unit = plan_unit(self._setup, number, config, self._knowledge.book, name)
-            smaller = (config.batching.tokens_per_batch or 0) // 2
             is_too_large = unit.outcome is not None and unit.outcome.is_over_memory
-            if name == YOUR_CONFIG or not is_too_large or smaller < self._longest_row(config):
+            config = half_budget(config, self._setup)
+            if name == YOUR_CONFIG or not is_too_large or config is None:
                 return unit
-            config = override_config(config, {"batching.tokens_per_batch": smaller}, source=name)
-
-    def _longest_row(self, config: TrainConfig) -> int:
-        return align_length(self._setup.data.longest, config.batching.align)
 
     def _unless_hopeless(self, unit: Unit) -> Unit:
         """Not measured where what is known says already that it cannot become the best."""

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from tuner.simulate.measurement import ShapeMeasurement
+from tuner.study.baselines import OVERRIDES
 from tuner.study.confirm import expected_seconds, is_late
 from tuner.study.fill import FILLED, measure_filled
 from tuner.study.knowledge import FINDINGS, Knowledge
@@ -23,7 +24,7 @@ from tuner.study.propose import Proposer
 from tuner.study.result import StudyResult
 from tuner.study.sensitivity import PrecisionFindings, findings_to_plain
 from tuner.study.setup import StudySetup
-from tuner.study.unit import Unit, is_hopeless, measure_unit, partial_estimate
+from tuner.study.unit import Unit, is_hopeless, measure_smaller, measure_unit, partial_estimate
 from tuner.study.watch import StudyWatch
 from tuner.trial.record import TrialResult
 from tuner.trial.runner import TrialRunner
@@ -148,7 +149,10 @@ class Search:
             is_whole = len(measured) == len(unit.shapes)
             return unit.baseline is None and not is_whole and is_hopeless(estimate, best)
 
-        return measure_unit(self._setup, self._runner, unit, on_measured)
+        outcome = measure_unit(self._setup, self._runner, unit, on_measured)
+        if unit.baseline in OVERRIDES:
+            return measure_smaller(self._setup, self._runner, unit, outcome, book)
+        return outcome
 
     def _tell(self, unit: Unit, answer: Answer) -> None:
         if isinstance(answer, PrecisionFindings):

@@ -10,6 +10,7 @@ import numpy as np
 from tuner.batching.align import align_length
 from tuner.batching.grouping import Shape, rows_per_batch
 from tuner.batching.plan import plan_batches, resolve_boundaries
+from tuner.config.override import override_config
 from tuner.config.schema import BatchingConfig, TrainConfig
 from tuner.errors import BadInputError
 from tuner.simulate.cost_book import CostBook
@@ -155,6 +156,37 @@ def measure_unit(
         device_id=unit.device_id,
     )
     return unit.finish(runner.run(spec, folder, on_measured))
+
+
+def measure_smaller(
+    setup: StudySetup, runner: TrialRunner, unit: Unit, outcome: Outcome, book: CostBook
+) -> Outcome:
+    """A baseline again, with half the token budget as often as it is out of memory.
+
+    One that cannot run is none to hold against.
+
+    Args:
+        setup: Data and limits.
+        runner: Runs its processes.
+        unit: What was run.
+        outcome: Of that; returned if it had the memory.
+        book: What was known before.
+    """
+    config = half_budget(unit.config, setup)
+    while config is not None and (outcome.status == "oom" or outcome.is_over_memory):
+        smaller = plan_unit(setup, unit.number, config, book, unit.baseline)
+        smaller = replace(smaller, precision=unit.precision, device_id=unit.device_id)
+        outcome = smaller.outcome or measure_unit(setup, runner, smaller)
+        config = half_budget(config, setup)
+    return outcome
+
+
+def half_budget(config: TrainConfig, setup: StudySetup) -> TrainConfig | None:
+    """The config with half the token budget; None where the longest row would not fit in it."""
+    smaller = (config.batching.tokens_per_batch or 0) // 2
+    if smaller < align_length(setup.data.longest, config.batching.align):
+        return None
+    return override_config(config, {"batching.tokens_per_batch": smaller}, source="baseline")
 
 
 def partial_estimate(
