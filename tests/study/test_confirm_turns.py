@@ -81,8 +81,8 @@ def board_of(setup):
     return ConfirmationBoard(journal_of(setup.folder.path), "confirmed")
 
 
-def confirm(setup, runner, candidates):
-    return run_confirmation(setup, runner, board_of(setup), candidates, lambda _: None)
+def confirm(setup, runner, candidates, on_notice=lambda _: None):
+    return run_confirmation(setup, runner, board_of(setup), candidates, on_notice)
 
 
 def test_nobody_steps_before_all_have_visited_and_then_they_take_turns(setup, candidates):
@@ -101,6 +101,20 @@ def test_nobody_steps_before_all_have_visited_and_then_they_take_turns(setup, ca
         # The first turns are everybody's first: nobody comes again before.
         changes = sum(one != other for one, other in itertools.pairwise(steps))
         assert changes > num
+
+
+def test_it_is_told_how_long_all_step_once_they_wait_for_each_other(setup, candidates):
+    """30 s of steady steps each, which is more than four steps of each of their shapes."""
+    notices = []
+    confirm(
+        dataclasses.replace(setup, confirm_s=30.0), SteppingRunner(), candidates, notices.append
+    )
+    num = len(candidates)
+    told = f"all {num} step in turn now, for about {num / 2:.1f} minutes"
+    assert [place for place, notice in enumerate(notices) if notice == told] == [
+        round_number * (num + 1) + num for round_number in range(ROUNDS)
+    ]
+    assert len(notices) == ROUNDS * (num + 1)
 
 
 def test_the_time_limit_is_of_all_whose_turns_one_waits_for(setup, candidates):

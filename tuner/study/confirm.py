@@ -173,6 +173,7 @@ def run_confirmation(
             on_start=functools.partial(_announce, on_notice, texts),
             on_end=functools.partial(_put, board),
             beat=lambda run: board.beat(run.number),
+            on_turns=functools.partial(_tell_of_turns, on_notice),
         )
         measure_together(setup, runner, tasks, watch)
     return read_confirmation(board, candidates, setup.confirm_rounds)
@@ -201,6 +202,10 @@ def _announce(
     on_notice: Callable[[str], None], texts: Mapping[ConfirmationRun, str], run: ConfirmationRun
 ) -> None:
     on_notice(texts[run])
+
+
+def _tell_of_turns(on_notice: Callable[[str], None], num_processes: int, steady_s: float) -> None:
+    on_notice(f"all {num_processes} step in turn now, for about {steady_s / 60.0:.1f} minutes")
 
 
 def _put(board: ConfirmationBoard, run: ConfirmationRun, measured: Round) -> None:

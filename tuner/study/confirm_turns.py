@@ -58,11 +58,14 @@ class TaskWatch:
         on_start: Before the process of a run starts.
         on_end: What a run measured, as soon as its process has ended.
         beat: Told once a second at least of every run that has not ended.
+        on_turns: Once all have visited their shapes: how many step in turn now, and for how many
+            seconds, about.
     """
 
     on_start: Callable[[ConfirmationRun], None]
     on_end: Callable[[ConfirmationRun, Round], None]
     beat: Callable[[ConfirmationRun], object]
+    on_turns: Callable[[int, float], None]
 
 
 def may_step_in_turn(setup: StudySetup, outcomes: Collection[Outcome]) -> bool:
@@ -124,6 +127,11 @@ def _measure_all(
                 while not (visited.event.wait(LOOK_S) or future.done()):
                     _tell(living, watch)
                 _tell(living, watch)
+            if turns and living:
+                watch.on_turns(
+                    len(living),
+                    sum(steady_seconds(tasks[run].outcome, setup.timed_s) for run in living),
+                )
             gate.give_up()
             while living:
                 futures = [future for future in living.values() if future]
