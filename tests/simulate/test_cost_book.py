@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from cost_case import DYNAMIC, NO_UPDATE, STATIC, UPDATE, measure, process_of, seconds_of
@@ -300,6 +301,34 @@ class TestBorrowed:
         expected = 3 * (4.0 + 2 * scale * seconds_of(OTHER, KNOWN))
         assert known.shape_s(OTHER) == pytest.approx(expected)
         assert known.shape_s(SHAPES[0]) == pytest.approx(15.0)
+
+    def test_what_further_graphs_take_is_that_of_the_nearest_key_that_ran_several(self):
+        """Largest shapes of 1 GB; a further one took 0.1 GB in fp32, and 0.5 GB in packed rows."""
+        large, small = (8, 512), (16, 256)
+
+        def ran(key, *added_bytes):
+            items = [
+                measure(shape, 0.1, added_bytes=added)
+                for shape, added in zip((large, small), added_bytes, strict=False)
+            ]
+            return process_of(key, items, base_bytes=10**9, peak_bytes=10**9 + sum(added_bytes))
+
+        fp16_packed = replace(FP16, rows="packed")
+        processes = [
+            ran(STATIC, 10**9, 10**8),
+            ran(replace(STATIC, rows="packed"), 10**9, 5 * 10**8),
+            ran(FP16, 10**9),
+            ran(DYNAMIC, 10**9, 0),
+        ]
+        book = CostBook(processes)
+        assert book.known(STATIC).memory.further_share == 0.1
+        assert book.known(FP16).memory.further_share == 0.1
+        assert book.known(DYNAMIC).memory.further_share == 1.0
+        assert book.known(FP16).memory.peak_bytes([large, small]) == pytest.approx(2.1e9)
+        packed = CostBook([*processes, ran(fp16_packed, 10**9)]).known(fp16_packed)
+        assert packed.memory.further_share == 0.5
+        alone = CostBook([ran(FP16, 10**9), ran(DYNAMIC, 10**9, 0)]).known(FP16)
+        assert alone.memory.further_share == 1.0
 
     def test_one_shape_under_one_graph_costs_the_compile_it_took(self):
         items = [measure((8, 64), 0.5, 42.0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -45,6 +46,41 @@ def test_static_shapes_add_up_and_one_graph_takes_its_largest():
     assert dynamic.shapes_bytes([(3, 2), (2, 4)]) == 42.0
     assert static.peak_bytes([(2, 4), (3, 2)]) == 1070.0
     assert dynamic.peak_bytes([(2, 4), (3, 2)]) == 1042.0
+
+
+def test_further_static_shapes_take_a_share():
+    """As above: the largest adds 42, a quarter of 28 and of 28 comes to it."""
+    cost = dataclasses.replace(cost_of(is_one_graph=False), further_share=0.25)
+    assert cost.shapes_bytes([(3, 2), (2, 4), (3, 2)]) == 42.0 + 14.0
+    assert cost.peak_bytes([(2, 4)]) == 1042.0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.02, 0.0])
+def test_the_share_of_further_graphs_is_found(share):
+    """Two processes, each of which runs its largest shape first."""
+    processes = []
+    for shapes in (SHAPES, [(4, 1024), (4, 512), (16, 128)]):
+        items = [
+            measure(shape, 0.1, added_bytes=round(added_by(shape) * (share if place else 1.0)))
+            for place, shape in enumerate(shapes)
+        ]
+        peak = BASE + sum(item.added_bytes for item in items)
+        processes.append(process_of(STATIC, items, base_bytes=BASE, peak_bytes=peak))
+    found = fit_memory(processes, is_one_graph=False)
+    assert found is not None
+    # Shares of a hundredth or two cannot be told from none.
+    assert found.further_share == pytest.approx(share, abs=0.02)
+    for one in processes:
+        shapes = [item.shape for item in one.shapes]
+        assert found.peak_bytes(shapes) == pytest.approx(one.peak_bytes, rel=0.05)
+
+
+def test_a_share_that_was_never_seen_is_assumed():
+    for share in (1.0, 0.2):
+        found = fit_memory([process(SHAPES[:1])], is_one_graph=False, assumed_share=share)
+        assert found is not None and found.further_share == share
+    seen = fit_memory([process(SHAPES)], is_one_graph=False, assumed_share=0.2)
+    assert seen is not None and seen.further_share == 1.0
 
 
 def test_lower_end_takes_the_error_off_what_shapes_add_alone():
@@ -150,9 +186,10 @@ def test_the_order_of_processes_changes_no_figure():
 def test_the_error_is_twice_the_scatter():
     """Added bytes 30 % above and below the tokens' share: the error of single shapes is told."""
     up = {(8, 100): 1.3, (4, 100): 0.7}
-    found = fit_memory(
-        [process(list(up), added=lambda s: round(1e6 * up[s] * s[0] * s[1]))], is_one_graph=False
-    )
+    processes = [
+        process([shape], added=lambda s: round(1e6 * up[s] * s[0] * s[1])) for shape in up
+    ]
+    found = fit_memory(processes, is_one_graph=False)
     assert found is not None
     # p minimises (p / 1.3 - 1)^2 + (p / 0.7 - 1)^2.
     p = (1 / 1.3 + 1 / 0.7) / (1 / 1.3**2 + 1 / 0.7**2)

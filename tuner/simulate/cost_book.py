@@ -27,7 +27,7 @@ from tuner.simulate.measurement import (
     ShapeMeasurement,
     UpdateMeasurement,
 )
-from tuner.simulate.memory import MemoryCost, fit_memory
+from tuner.simulate.memory import MemoryCost, fit_memory, shows_further_share
 
 LEAST_SHAPES = 3
 """Measured shapes from which on a key has a fit of its own: as many as a step has terms."""
@@ -211,9 +211,29 @@ class CostBook:
             steps_s=steps_s,
             first_calls_s=compile_s if visit_s is None else visit_s,
             update=self._update(key),
-            memory=fit_memory(processes, is_one_graph=is_one_graph) or given_memory,
+            memory=self._memory(key) or given_memory,
             process_error=self._process_error(len(steps_s)),
         )
+
+    def _memory(self, key: CostKey) -> MemoryCost | None:
+        processes = self._processes.get(key, [])
+        is_one_graph = key.graph_mode == "dynamic"
+        share = 1.0 if is_one_graph or shows_further_share(processes) else self._further_share(key)
+        return fit_memory(processes, is_one_graph=is_one_graph, assumed_share=share)
+
+    def _further_share(self, key: CostKey) -> float:
+        """That of the nearest key with processes that ran several static graphs; else 1."""
+        found = [
+            (key_distance(key, other), str(other), other)
+            for other, processes in self._processes.items()
+            if (other.graph_mode, other.device) == ("static", key.device)
+            and shows_further_share(processes)
+        ]
+        if not found:
+            return 1.0
+        memory = fit_memory(self._processes[min(found)[2]], is_one_graph=False)
+        assert memory is not None
+        return memory.further_share
 
     def _process_error(self, num_shapes: int) -> float:
         """Twice the scatter of steps of one shape, less by the root of the number of processes.

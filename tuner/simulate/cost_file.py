@@ -29,6 +29,7 @@ from tuner.simulate.memory import MemoryCost
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 GivenModels = Mapping[CostKey, tuple[CostModel, MemoryCost | None]]
@@ -61,7 +62,7 @@ class FittedSeconds(Section):
 
 
 class FittedBytes(Section):
-    """peak = fixed + the sum over the shapes (largest alone under one dynamic graph)."""
+    """peak = fixed + the largest shape, and of static graphs a share of every other."""
 
     fixed_bytes: Amount
     """Of a process without a shape."""
@@ -71,6 +72,8 @@ class FittedBytes(Section):
     """A padded token."""
     attention_bytes: Amount
     """A padded token and token attended to."""
+    further_share: Share = 1.0
+    """Of these bytes that every static shape but the largest takes."""
     error: Amount = 0.2
     """Relative error of what shapes add, 95 %."""
 

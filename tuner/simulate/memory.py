@@ -1,11 +1,16 @@
 """Memory of a plan, fitted to what shapes added to the memory of processes.
 
-Static graphs keep buffers of their own: every shape of a plan adds g + p * B * L + q * B * L^2
-bytes, and none gives them back. One dynamic graph takes the buffers of its largest shape. Around
-that stand the fixed bytes of a process: program, weights, moments, the update.
-Measured on a 2-core CPU with MindSpore 2.10: six static shapes of 2,048 to 8,192 tokens took the
-resident set from 0.9 to 10.7 GB, one dynamic graph to 7.8 GB, and none came back. On Ascend the
-figure is the device pool; whether graphs there share it was never measured, so the sum is kept.
+The first shape of a process, its largest, takes g + p * B * L + q * B * L^2 bytes, and none gives
+them back. A further static graph takes a share of the same: all of it where graphs keep buffers
+of their own, little where they find room in those of the first. One dynamic graph takes the
+buffers of its largest shape. Around that stand the fixed bytes of a process: program, weights,
+moments, the update.
+
+Measured on a 2-core CPU with MindSpore 2.10: with the kernels that it derives six static shapes of
+2,048 to 8,192 tokens took the resident set from 0.9 to 10.7 GB, one dynamic graph to 7.8 GB; with
+the decoder's own kernels eight static shapes of 16,384 tokens take 2.4 GB, the largest alone 2.2.
+On Ascend the figure is the device pool; whether graphs there share it was never measured, so until
+a process has run several the sum is assumed.
 """
 
 from __future__ import annotations
@@ -22,6 +27,12 @@ from tuner.simulate.measurement import ProcessMeasurement
 LEAST_SHARE = 0.05
 """Additions below this share of the largest are noise of the allocator and weigh no more."""
 
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0)
+"""Of the bytes of a first graph that a further one may take."""
+
+ALIKE = 0.05**2
+"""Mean square of residuals by which a smaller share must be better than a larger one."""
+
 LEAST_ERROR = 0.10
 """Relative error of the added bytes that is assumed at least."""
 
@@ -37,6 +48,7 @@ class MemoryCost:
         attention_bytes: q, bytes a padded token and token attended to.
         is_one_graph: One graph takes the largest shape's bytes alone.
         error: Relative error of the added bytes, as a 95 % half width.
+        further_share: Of these bytes that every static shape but the largest takes, 0..1.
     """
 
     fixed_bytes: float
@@ -45,9 +57,10 @@ class MemoryCost:
     attention_bytes: float
     is_one_graph: bool
     error: float
+    further_share: float = 1.0
 
     def added_bytes(self, shape: Shape) -> float:
-        """Estimated bytes that (B, L) adds as the first or as a further static shape."""
+        """Estimated bytes that (B, L) adds as the first shape of a process."""
         size, length = shape
         tokens = size * length
         return (
@@ -57,7 +70,9 @@ class MemoryCost:
     def shapes_bytes(self, shapes: Collection[Shape]) -> float:
         """Estimated bytes that the shapes of a plan add together."""
         added = [self.added_bytes(shape) for shape in shapes]
-        return max(added) if self.is_one_graph else sum(added)
+        if self.is_one_graph:
+            return max(added)
+        return max(added) + self.further_share * (sum(added) - max(added))
 
     def peak_bytes(self, shapes: Collection[Shape]) -> float:
         """Estimated peak of a process that runs these shapes, at least one."""
@@ -69,7 +84,7 @@ class MemoryCost:
 
 
 def fit_memory(
-    processes: Sequence[ProcessMeasurement], *, is_one_graph: bool
+    processes: Sequence[ProcessMeasurement], *, is_one_graph: bool, assumed_share: float = 1.0
 ) -> MemoryCost | None:
     """Fit; None where no process knows its memory.
 
@@ -77,37 +92,58 @@ def fit_memory(
         processes: Of one key.
         is_one_graph: Only the first shape of a process counts then: later ones, being smaller,
             find room in its buffers.
+        assumed_share: `further_share` where no process has run several static shapes.
     """
     known = [item for item in processes if item.base_bytes and item.peak_bytes and item.shapes]
     if not known:
         return None
     # Sorted: sums of floats depend on their order, figures may not depend on that of processes.
     rows = sorted(_additions(known, is_one_graph))
-    terms = np.array([(1.0, size * length, size * length**2) for (size, length), _ in rows])
-    added = np.array([float(count) for _, count in rows])
-    weights = 1.0 / np.maximum(added, max(1.0, LEAST_SHARE * added.max()))
-    if len({shape for shape, _ in rows}) < terms.shape[1]:
-        # A few shapes do not part the terms: in proportion to the tokens.
-        terms[:, [0, 2]] = 0.0
-    coefficients, _ = nnls(terms * weights[:, None], added * weights)
-    residuals = (terms @ coefficients - added) * weights
-    graph_bytes, token_bytes, attention_bytes = coefficients.tolist()
+    has_further = any(is_further for _, _, is_further in rows)
+    fits = [(_fit_rows(rows, share), share) for share in (SHARES if has_further else (1.0,))]
+    least = min(square for (_, square), _ in fits)
+    (coefficients, square), share = next(fit for fit in fits if fit[0][1] <= least + ALIKE)
+    graph_bytes, token_bytes, attention_bytes = coefficients
     return MemoryCost(
         fixed_bytes=max(_fixed_bytes(item) for item in known),
         graph_bytes=graph_bytes,
         token_bytes=token_bytes,
         attention_bytes=attention_bytes,
         is_one_graph=is_one_graph,
-        error=max(LEAST_ERROR, 2.0 * float(np.sqrt(np.mean(residuals**2)))),
+        error=max(LEAST_ERROR, 2.0 * float(np.sqrt(square))),
+        further_share=share if has_further else assumed_share,
     )
+
+
+def shows_further_share(processes: Iterable[ProcessMeasurement]) -> bool:
+    """Whether any process has run several shapes and knows its memory."""
+    return any(item.base_bytes and item.peak_bytes and len(item.shapes) > 1 for item in processes)
+
+
+def _fit_rows(
+    rows: Sequence[tuple[Shape, int, bool]], share: float
+) -> tuple[tuple[float, float, float], float]:
+    """g, p, q if further shapes take a share, and the mean square of the weighted residuals."""
+    terms = np.array([(1.0, size * length, size * length**2) for (size, length), _, _ in rows])
+    terms *= np.array([share if is_further else 1.0 for _, _, is_further in rows])[:, None]
+    added = np.array([float(count) for _, count, _ in rows])
+    weights = 1.0 / np.maximum(added, max(1.0, LEAST_SHARE * added.max()))
+    seen = {shape for shape, _, is_further in rows if share or not is_further}
+    if len(seen) < terms.shape[1]:
+        # A few shapes do not part the terms: in proportion to the tokens.
+        terms[:, [0, 2]] = 0.0
+    found, _ = nnls(terms * weights[:, None], added * weights)
+    residuals = (terms @ found - added) * weights
+    return (float(found[0]), float(found[1]), float(found[2])), float(np.mean(residuals**2))
 
 
 def _additions(
     processes: Iterable[ProcessMeasurement], is_one_graph: bool
-) -> Iterable[tuple[Shape, int]]:
+) -> Iterable[tuple[Shape, int, bool]]:
+    """(B, L), what it added, and whether others were there before."""
     for process in processes:
-        for item in process.shapes[:1] if is_one_graph else process.shapes:
-            yield item.shape, item.added_bytes
+        for place, item in enumerate(process.shapes[:1] if is_one_graph else process.shapes):
+            yield item.shape, item.added_bytes, place > 0
 
 
 def _fixed_bytes(process: ProcessMeasurement) -> float:
