@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tuner.batching.rows import admitted_tokens
 from tuner.cli.entry import end_at_once
+from tuner.cli.tune_updates import tell_of_other_updates, with_update_size
 from tuner.config.codec import load_config
 from tuner.config.override import override_config, parse_assignments
 from tuner.config.positions import check_length
@@ -19,14 +20,7 @@ from tuner.data.mindrecord import MindRecordSet, open_mindrecord, require_column
 from tuner.errors import BadInputError
 from tuner.report.study import StudyContext
 from tuner.simulate.cost_file import CostFile, GivenModels, given_models, read_cost_file
-from tuner.study.base import (
-    TunedData,
-    check_base,
-    describe_fitted,
-    fitted_base,
-    in_tokens_per_update,
-    real_tokens_per_update,
-)
+from tuner.study.base import TunedData, check_base, describe_fitted, fitted_base
 from tuner.study.setup import StudySetup, cost_identity
 from tuner.study.space import (
     SearchSpace,
@@ -34,7 +28,6 @@ from tuner.study.space import (
     fit_to_model,
     fit_to_update,
     load_space,
-    tokens_per_update,
 )
 from tuner.trial.folder import StudyFolder
 from tuner.trial.limits import parse_memory_limit
@@ -63,7 +56,7 @@ def set_up_study(
             "--new-study starts over in the results folder, not in a shared --storage",
             fix="give another --study NAME",
         )
-    space = load_space(options.space)
+    whole_space = load_space(options.space)
     memory_limit_bytes = parse_memory_limit(options.memory_limit)
     deadline_s = None if options.timeout is None else time.monotonic() + options.timeout
     with end_at_once("varseq-tune"):
@@ -71,7 +64,7 @@ def set_up_study(
         check_base(dataset, base)
         data = _tuned_data(dataset, base, folder, notice)
         check_length(base.model, data.longest)
-        base = _with_update_size(base, data, notice)
+        base = with_update_size(base, data, notice)
     file = read_cost_file(options.cost_model) if options.cost_model else None
     models = _given_models(file, base, options.cost_model)
     if options.dry_run:
@@ -81,18 +74,14 @@ def set_up_study(
         installation = runner.probe(base.device)
         notice(f"trials run on {installation.device}")
     _warn_of_shared_cores(options.jobs, installation, notice)
-    model_space, unfit = fit_to_model(space, base.model)
-    fitted_space, left_out = fit_to_device(model_space, installation.device)
-    fitted_space, too_large = fit_to_update(fitted_space, base, data.longest)
-    for sentence in (*unfit, *left_out, *too_large):
-        notice(sentence)
+    space = _fitted(whole_space, base, data, installation.device, notice)
     if options.config is not None:
-        _tell_of_other_updates(base, data, fitted_space, notice)
+        tell_of_other_updates(base, data, space, notice)
     return StudySetup(
         base=base,
         has_own_config=options.config is not None,
         data=data,
-        space=fitted_space,
+        space=space,
         folder=folder,
         storage=options.storage,
         study_name=options.study,
@@ -107,6 +96,18 @@ def set_up_study(
         seed=options.seed,
         models=models,
     )
+
+
+def _fitted(
+    space: SearchSpace, base: TrainConfig, data: TunedData, device: str, notice: Notice
+) -> SearchSpace:
+    """The space without what model, device and update do not take; the reasons are told."""
+    fitted, unfit = fit_to_model(space, base.model)
+    fitted, left_out = fit_to_device(fitted, device)
+    fitted, too_large = fit_to_update(fitted, base, data.longest)
+    for sentence in (*unfit, *left_out, *too_large):
+        notice(sentence)
+    return fitted
 
 
 def _warn_of_shared_cores(jobs: int, installation: Installation, notice: Notice) -> None:
@@ -180,37 +181,6 @@ def _tuned_data(
     if HELD_OUT in dropped:
         notice(f"{dropped[HELD_OUT]} rows are held out for evaluation and not tuned on")
     return TunedData(dataset=dataset, lengths=lengths, longest=int(tokens.max()))
-
-
-def _with_update_size(base: TrainConfig, data: TunedData, notice: Notice) -> TrainConfig:
-    converted = in_tokens_per_update(base, data.lengths)
-    if converted != base:
-        notice(
-            f"train.steps_per_update {base.train.steps_per_update} of the config is "
-            f"{converted.train.tokens_per_update:,} real tokens an update on its own batches; "
-            "every candidate gathers as many (train.tokens_per_update)"
-        )
-    return converted
-
-
-def _tell_of_other_updates(
-    base: TrainConfig, data: TunedData, space: SearchSpace, notice: Notice
-) -> None:
-    """A config that leaves the size of its updates open has that of its batches."""
-    if base.train.tokens_per_update is not None:
-        return
-    try:
-        own = round(real_tokens_per_update(base, data.lengths))
-    except BadInputError:
-        # As a baseline it meets the same error, which is an outcome there.
-        return
-    common = tokens_per_update(space, base, data.longest)
-    if own < common:
-        notice(
-            f"train.tokens_per_update is not set: an update of the config holds {own:,} real "
-            f"tokens on average, of every candidate {common:,}, what the largest batch of the "
-            f"space holds; --set train.tokens_per_update={own} keeps the updates as they are"
-        )
 
 
 def study_context(setup: StudySetup, notes: tuple[str, ...], command: str) -> StudyContext:
