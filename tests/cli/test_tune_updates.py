@@ -54,7 +54,7 @@ def test_an_update_that_the_config_leaves_open_is_told(work):
     assert notice == (
         f"train.tokens_per_update is not set: an update of the config holds 33 real tokens on "
         f"average, of every candidate {8 * LONGEST}, what the largest batch of the space holds; "
-        "--set train.tokens_per_update=33 keeps the updates as they are"
+        "--set train.tokens_per_update=33 asks for updates as they are"
     )
     assert round(NUM_TOKENS / (NUM_ROWS / 4)) == 33
 

@@ -146,6 +146,17 @@ def test_a_baseline_that_runs_out_of_memory_is_run_with_half_the_budget(tmp_path
     assert failed.config.batching.tokens_per_batch == 512
 
 
+def test_half_the_budget_keeps_what_was_found_of_the_precision(tmp_path):
+    def fails(config):
+        return ("oom", "9 GB") if (config.batching.tokens_per_batch or 0) > 512 else None
+
+    setup = make_setup(tmp_path, HUNDRED_ROWS, make_space(compute_dtype=["fp16"]), trials=1)
+    result = search(setup, FakeRunner(COST, fails=fails))
+    padded = baselines(result)[PAD_TO_LONGEST].outcome
+    assert (padded.status, padded.config.batching.tokens_per_batch) == ("ok", 512)
+    assert padded.precision is not None and padded.precision.violation <= 0
+
+
 def test_a_baseline_too_large_for_memory_takes_a_smaller_token_budget(tmp_path):
     """A process takes 0.5 GB and 50,000 bytes a token of every shape, so 2,048 tokens 0.1 GB."""
     tokens = skewed_tokens(700, seed=0, longest=500)

@@ -56,5 +56,5 @@ def tell_of_other_updates(
         notice(
             f"train.tokens_per_update is not set: an update of the config holds {own:,} real "
             f"tokens on average, of every candidate {common:,}, what the largest batch of the "
-            f"space holds; --set train.tokens_per_update={own} keeps the updates as they are"
+            f"space holds; --set train.tokens_per_update={own} asks for updates as they are"
         )

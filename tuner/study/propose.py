@@ -176,14 +176,15 @@ class Proposer:
 
         A baseline that cannot run is none to hold against.
         """
-        config: TrainConfig | None = self._baseline(name)
-        while True:
-            assert config is not None
-            unit = plan_unit(self._setup, number, config, self._knowledge.book, name)
-            is_too_large = unit.outcome is not None and unit.outcome.is_over_memory
-            config = half_budget(config, self._setup)
-            if name == YOUR_CONFIG or not is_too_large or config is None:
-                return unit
+        unit = self._planned(number, name, self._baseline(name))
+        smaller = half_budget(unit.config, self._setup)
+        while name != YOUR_CONFIG and _is_over_memory(unit) and smaller is not None:
+            unit = self._planned(number, name, smaller)
+            smaller = half_budget(smaller, self._setup)
+        return unit
+
+    def _planned(self, number: int, name: str, config: TrainConfig) -> Unit:
+        return plan_unit(self._setup, number, config, self._knowledge.book, name)
 
     def _unless_hopeless(self, unit: Unit) -> Unit:
         """Not measured where what is known says already that it cannot become the best."""
@@ -285,3 +286,7 @@ def _differ_in_boundaries(one: TrainConfig, other: TrainConfig) -> bool:
     return len(one.batching.boundaries) == len(other.batching.boundaries) and (
         with_boundaries(one, ()) == with_boundaries(other, ())
     )
+
+
+def _is_over_memory(unit: Unit) -> bool:
+    return unit.outcome is not None and unit.outcome.is_over_memory

@@ -175,7 +175,8 @@ def measure_smaller(
     config = half_budget(unit.config, setup)
     while config is not None and (outcome.status == "oom" or outcome.is_over_memory):
         smaller = plan_unit(setup, unit.number, config, book, unit.baseline)
-        smaller = replace(smaller, precision=unit.precision, device_id=unit.device_id)
+        # Found by the first run, which looks at it before anything else.
+        smaller = replace(smaller, precision=outcome.precision, device_id=unit.device_id)
         outcome = smaller.outcome or measure_unit(setup, runner, smaller)
         config = half_budget(config, setup)
     return outcome
