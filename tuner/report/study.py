@@ -267,7 +267,7 @@ def _trials_table(result: StudyResult) -> str:
     rows = [_table_row(item) for item in shown]
     left_out = len(measured) - len(shown)
     more = f"; {left_out} slower ones are in trials.csv" if left_out else ""
-    title = f"trials, by estimates from all measurements{more}\n"
+    title = f"trials, by estimates from the measurements of trials alone{more}\n"
     return title + tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
 
 
