@@ -53,7 +53,8 @@ demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/varseq-data demo --out $(DEMO)
 	$(BIN)/varseq-data inspect $(DEMO)/data.mindrecord --out $(DEMO)/results
-	$(BIN)/varseq-tune --data $(DEMO)/data.mindrecord --trials 5 --confirm 1 --out $(DEMO)/results
+	$(BIN)/varseq-tune --data $(DEMO)/data.mindrecord --space cpu --trials 5 --confirm 1 \
+		--out $(DEMO)/results
 	$(BIN)/varseq-train --config $(DEMO)/results/best.yaml \
 		--set train.out=$(DEMO)/train --set train.max_steps=40
 
